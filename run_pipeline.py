@@ -10,11 +10,13 @@ import argparse
 import contextlib
 import ctypes
 import functools
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
@@ -28,6 +30,9 @@ from utils.credentials import REMOVED, Parser, without
 ROOT = Path(__file__).resolve().parent
 STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps.toml").read_text(encoding="utf-8"))
 UNSOUND = "some points failed or the profile has faults"
+NO_MODEL = """no model is named: that of configs/config.yaml is fetched and measured. Yours, or a small one made here:
+    python run_pipeline.py model.name=FOLDER_OR_NAME dataset.file=TEXTS.csv
+    python run_pipeline.py --config configs/quickstart.yaml"""
 # What a step is sent for what this process is sent. Of the last two it would die without writing its state.
 PASSED_ON = {
     signal.SIGINT: signal.SIGINT,
@@ -46,22 +51,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams.open_standard()
     os.environ.setdefault("BOUNDBY_RUN_STARTED", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
     steps, started = chosen(args, parser), time.monotonic()
+    if not (
+        args.config or args.resume or args.first or args.only or any("model.name=" in each for each in args.overrides)
+    ):
+        say(NO_MODEL, "stderr")
     if args.dry_run:
         return dry_run(steps, args)
+    documents: list[dict[str, Any]] | None = [] if args.json else None
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        code, way_on = run_steps(steps, args, started, documents)
+    if documents is not None:
+        card = next((each["card"] for each in reversed(documents) if each.get("card")), None)
+        ended = {"exit_code": code, "seconds": round(time.monotonic() - started, 3), "to_continue": way_on}
+        say(json.dumps({**ended, "card": card, "steps": documents}, indent=2))
+    return code
+
+
+def run_steps(
+    steps: Sequence[str], args: argparse.Namespace, started: float, documents: list[dict[str, Any]] | None
+) -> tuple[int, str | None]:
+    """Run the steps until one fails; return the exit code, and the command that continues where one has failed."""
     worst = DONE
     for number in steps:
         step = STEPS[number]
-        code = run_step(step["script"], step_arguments(args))
+        code = run_step(step["script"], step_arguments(args), documents=documents)
         os.environ["BOUNDBY_RUN_BEGUN"] = "1"
         if "check" in step and code in (DONE, INCOMPLETE):
-            code = max(code, check(step["check"], args))
+            code = max(code, check(step["check"], args, documents))
         if code not in (DONE, INCOMPLETE):
-            announce_failure(number, code, args, time.monotonic() - started)
-            return code
+            return code, announce_failure(number, code, args, time.monotonic() - started)
         worst = max(worst, code)
     finished = f"all steps finished in {minutes(time.monotonic() - started)}"
     say(f"\n{finished}" if worst == DONE else f"\n{finished}, but {UNSOUND} (exit code {worst})")
-    return worst
+    return worst, None
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -76,6 +98,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="print what each step would do and why; run nothing")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--json", action="store_true", help="print one JSON document; all else is on stderr")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
     return parser
 
@@ -106,9 +129,9 @@ def passed_on(args: argparse.Namespace, *flags: str) -> list[str]:
     return [*(["--config", args.config] if args.config else []), *given, *args.overrides]
 
 
-def check(script: str, args: argparse.Namespace) -> int:
+def check(script: str, args: argparse.Namespace, documents: list[dict[str, Any]] | None) -> int:
     """Check what the profiling step left; whatever is found stops nothing, only an interruption does."""
-    code = run_step(script, ["--brief", *passed_on(args, "debug")], is_shown=False)
+    code = run_step(script, ["--brief", *passed_on(args, "debug")], is_shown=False, documents=documents)
     if code in (DONE, INTERRUPTED, TERMINATED):
         return code
     again = shown([ROOT / "scripts" / script, *passed_on(args, "debug")])
@@ -117,13 +140,16 @@ def check(script: str, args: argparse.Namespace) -> int:
     return INCOMPLETE
 
 
-def run_step(script: str, arguments: Sequence[str], is_shown: bool = True) -> int:
+def run_step(
+    script: str, arguments: Sequence[str], is_shown: bool = True, documents: list[dict[str, Any]] | None = None
+) -> int:
     """Run one script, its command printed first if it `is_shown`; return its exit code.
 
-    Signals to stop are passed on to it, and it ends with this process however that ends.
+    Where `documents` are collected, what it prints is one of them. Signals to stop are passed on to it, and it ends
+    with this process however that ends.
     """
     path = ROOT / "scripts" / script
-    command = [sys.executable, str(path), *arguments]
+    command = [sys.executable, str(path), *([] if documents is None else ["--json"]), *arguments]
     if is_shown:
         say(f"\n$ {shown([path, *arguments])}")
     early: list[int] = []  # while the step was being started
@@ -141,10 +167,16 @@ def run_step(script: str, arguments: Sequence[str], is_shown: bool = True) -> in
     for each in previous:
         signal.signal(each, pass_on)
     try:
-        process = subprocess.Popen(command, preexec_fn=functools.partial(end_with, os.getpid()))
-        for each in early:
-            process.send_signal(PASSED_ON[each])
-        code = as_exit_code(process.wait())
+        with tempfile.TemporaryFile() as printed:
+            stdout = None if documents is None else printed  # a pipe would wait for all who have it
+            process = subprocess.Popen(command, stdout=stdout, preexec_fn=functools.partial(end_with, os.getpid()))
+            for each in early:
+                process.send_signal(PASSED_ON[each])
+            code = as_exit_code(process.wait())
+            if documents is not None:
+                printed.seek(0)
+                with contextlib.suppress(ValueError):  # of one that was killed
+                    documents.append(json.load(printed))
     finally:
         for each, handler in previous.items():
             signal.signal(each, handler)
@@ -154,7 +186,11 @@ def run_step(script: str, arguments: Sequence[str], is_shown: bool = True) -> in
 
 
 def end_with(parent: int) -> None:
-    """Have the system end this process, which is about to become a step, when its parent dies; on Linux."""
+    """Have the system end this process, which is about to become a step, when its parent dies; on Linux.
+
+    An interrupt waits until the step can take it: while it imports, Python would answer with a traceback.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has died already
@@ -171,8 +207,8 @@ def as_exit_code(code: int) -> int:
     return {-signal.SIGINT: INTERRUPTED, -signal.SIGTERM: TERMINATED}.get(code, code)
 
 
-def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: float) -> None:
-    """Say how the step ended and which command continues."""
+def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: float) -> str:
+    """Say how the step ended and which command continues, and return that command."""
     if code == -signal.SIGKILL:
         ended = "was killed; the usual cause is main memory: try smaller batch sizes"
     elif code < 0:
@@ -189,6 +225,7 @@ def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: 
     hub_step_failed = number == "01" and code == 3
     if hub_step_failed:
         say("offline default: python run_pipeline.py --config configs/quickstart.yaml", "stderr")
+    return as_typed(again)
 
 
 def minutes(seconds: float) -> str:
@@ -209,7 +246,15 @@ def shown(command: Sequence[str | Path]) -> str:
 def dry_run(steps: Sequence[str], args: argparse.Namespace) -> int:
     """Print what the steps would do, from a process that may load the settings."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "utils.dry_run", *steps, "--", *step_arguments(args)]
+    command = [
+        sys.executable,
+        "-m",
+        "utils.dry_run",
+        *steps,
+        "--",
+        *step_arguments(args),
+        *(["--json"] if args.json else []),
+    ]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
 
 

@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -25,28 +25,14 @@ from benchmarks import _attempts, _layer_overhead
 from boundby import environment
 from boundby.stats import Estimate, estimate
 
+HERE = Path(__file__).resolve().parent
+OURS = "probes"
+MOST_SECONDS = 600.0  # of one process
 MOST_US_PER_CALL = 2.5
 LEAST_COVERAGE, MOST_COVERAGE = 0.97, 1.03
 LEAST_PLAIN_S = 0.020  # below, the cost of the probes themselves decides about the coverage
 
 Values = Sequence[float | None]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A value with the ends of its interval; the ends are None where the attempts give none."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-    def is_above(self, limit: float) -> bool:
-        """Tell whether all of it lies above the limit."""
-        return self.low is not None and self.low > limit
-
-    def is_within(self, least: float, most: float) -> bool:
-        """Tell whether all of it lies between the two."""
-        return self.low is not None and self.high is not None and least <= self.low and self.high <= most
 
 
 @dataclass(frozen=True)
@@ -60,20 +46,19 @@ class Watched:
     coverages: Values
 
     @property
-    def us_per_call(self) -> Interval | None:
+    def us_per_call(self) -> Estimate | None:
         """Microseconds that the probes add to each call of a module."""
         found = interval(self.ratios)
         if found is None or not self.calls:
             return None
         scale = 1e6 * median(known(self.plain_s)) / self.calls
         low, high = (None if end is None else scale * (end - 1) for end in (found.low, found.high))
-        return Interval(scale * (found.value - 1), low, high)
+        return replace(found, value=scale * (found.value - 1), low=low, high=high)
 
     @property
-    def coverage(self) -> Interval | None:
+    def coverage(self) -> Estimate | None:
         """The share of the plain time that the layers account for."""
-        found = interval(self.coverages)
-        return None if found is None else Interval(found.value, found.low, found.high)
+        return interval(self.coverages)
 
     @property
     def is_coverage_judged(self) -> bool:
@@ -98,7 +83,7 @@ def failures(models: Sequence[Watched]) -> list[str]:
         if missing := sum(value is None for value in each.ratios):
             found.append(f"{each.model}: ours gave no value in {missing} of {len(each.ratios)} attempts")
         cost, coverage = each.us_per_call, each.coverage
-        if cost and cost.is_above(MOST_US_PER_CALL):
+        if cost and _is_dear(cost):
             found.append(f"{each.model}: a probe costs {cost.value:.2f} µs per call, {MOST_US_PER_CALL} at most")
         if coverage and each.is_coverage_judged and _is_outside(coverage):
             allowed = f"{100 * LEAST_COVERAGE:.0f} to {100 * MOST_COVERAGE:.0f} %"
@@ -113,28 +98,29 @@ def unsettled(models: Sequence[Watched]) -> list[str]:
     found = []
     for each in models:
         cost, coverage = each.us_per_call, each.coverage
-        if cost is None or not (cost.is_above(MOST_US_PER_CALL) or _is_cheap(cost)):
+        if cost is None or not (_is_dear(cost) or _is_cheap(cost)):
             found.append(f"the cost of a probe on {each.model}")
         if each.is_coverage_judged and coverage and not _is_outside(coverage) and not _is_covered(coverage):
             found.append(f"the coverage on {each.model}")
     return found
 
 
-def _is_cheap(cost: Interval) -> bool:
+def _is_dear(cost: Estimate) -> bool:
+    return cost.low is not None and cost.low > MOST_US_PER_CALL
+
+
+def _is_cheap(cost: Estimate) -> bool:
     return cost.high is not None and cost.high <= MOST_US_PER_CALL
 
 
-def _is_covered(coverage: Interval) -> bool:
-    return coverage.is_within(LEAST_COVERAGE, MOST_COVERAGE)
+def _is_covered(coverage: Estimate) -> bool:
+    known_ends = coverage.low is not None and coverage.high is not None
+    return known_ends and coverage.low >= LEAST_COVERAGE and coverage.high <= MOST_COVERAGE
 
 
-def _is_outside(coverage: Interval) -> bool:
-    return coverage.is_above(MOST_COVERAGE) or (coverage.high is not None and coverage.high < LEAST_COVERAGE)
-
-
-HERE = Path(__file__).resolve().parent
-OURS = "probes"
-MOST_SECONDS = 600.0  # of one process
+def _is_outside(coverage: Estimate) -> bool:
+    too_much = coverage.low is not None and coverage.low > MOST_COVERAGE
+    return too_much or (coverage.high is not None and coverage.high < LEAST_COVERAGE)
 
 
 @dataclass(frozen=True)
@@ -210,7 +196,7 @@ def _print_ratios(found: Mapping[tuple[str, str], Sequence[Attempt]]) -> None:
         ratios = [each.ratio for each in attempts]
         ratio, width = interval(ratios), _attempts.spread(known(ratios))
         spread = "unknown" if width is None else f"{100 * width:.1f} %"
-        text = shown(ratio and Interval(ratio.value, ratio.low, ratio.high), 3)
+        text = shown(ratio, 3)
         print(f"{model:<14} {method:<8}  {text}; {spread}")
 
 
@@ -242,7 +228,7 @@ def judge(models: Sequence[Watched]) -> int:
     return 1 if short else 0
 
 
-def shown(found: Interval | None, digits: int) -> str:
+def shown(found: Estimate | None, digits: int) -> str:
     """Return the value with the ends of its interval, where it has any."""
     if found is None:
         return "unknown"

@@ -182,24 +182,19 @@ MOST = {"off": 0.001, "stage timer": 0.01}  # of a step of 5 ms; a thousandth is
 MOST_SPARE_S = 20e-6  # of a bare step beyond its spins: 2 µs on an idle machine, 70 with seven programs to a core
 
 
-def cost(ratios: Sequence[float]) -> Estimate:
-    """Return the time with over the time without, with its interval over the attempts."""
-    return estimate(ratios)
-
-
 def failures(found: Mapping[str, Sequence[float]]) -> list[str]:
     """Return what surely costs more than it may, one sentence each."""
     return [
-        f"{name} costs {_percent(cost(ratios).value)}, {_percent(1 + MOST[name])} at most"
+        f"{name} costs {_percent(estimate(ratios).value)}, {_percent(1 + MOST[name])} at most"
         for name, ratios in found.items()
-        if (low := cost(ratios).low) is not None and low > 1 + MOST[name]
+        if (low := estimate(ratios).low) is not None and low > 1 + MOST[name]
     ]
 
 
 def unsettled(found: Mapping[str, Sequence[float]]) -> list[str]:
     """Return the names of what neither surely fails nor surely passes."""
-    passed = [name for name, ratios in found.items() if (high := cost(ratios).high) and high <= 1 + MOST[name]]
-    failed = [name for name, ratios in found.items() if (low := cost(ratios).low) and low > 1 + MOST[name]]
+    passed = [name for name, ratios in found.items() if (high := estimate(ratios).high) and high <= 1 + MOST[name]]
+    failed = [name for name, ratios in found.items() if (low := estimate(ratios).low) and low > 1 + MOST[name]]
     return [name for name in found if name not in passed and name not in failed]
 
 
@@ -341,8 +336,8 @@ def _print_fits(found: Mapping[str, Sequence[Fit]]) -> None:
         if name == REFERENCE:
             continue
         pairs = list(zip(fits, plain, strict=True))
-        rest = cost([fit.rest_s / bare.rest_s for fit, bare in pairs])
-        active = cost([fit.active_s / bare.active_s for fit, bare in pairs])
+        rest = estimate([fit.rest_s / bare.rest_s for fit, bare in pairs])
+        active = estimate([fit.active_s / bare.active_s for fit, bare in pairs])
         whole = median(fit.whole_s - bare.whole_s for fit, bare in pairs)
         steps = f"{described(rest)}; {described(active)}"
         print(f"{name:<17}  {steps}; {whole:+.2f} s; {fits[-1].trace_bytes / 1e6:.2f} MB; {len(fits[-1].files)}")
@@ -353,7 +348,7 @@ def _judge(found: Mapping[str, Sequence[float]], spare_s: float) -> int:
     """Print the costs and what falls short, and return the exit code."""
     print()
     for name, ratios in found.items():
-        print(f"{name}: {described(cost(ratios))} of a step")
+        print(f"{name}: {described(estimate(ratios))} of a step")
     if spare_s > MOST_SPARE_S:
         print(f"not settled: a bare step takes {1e6 * spare_s:.0f} µs beyond its spins, so the machine is disturbed")
         return 0

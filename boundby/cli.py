@@ -4,6 +4,7 @@ The wheel holds the pipeline inside of the package, laid out as a checkout is, s
 both. Nothing is loaded here but what starts the file.
 """
 
+import difflib
 import re
 import runpy
 import sys
@@ -46,6 +47,7 @@ What is your model bound by, and what would fixing that gain?
 {}
 
 boundby COMMAND --help tells of one; boundby --version; boundby --completion bash|zsh|fish"""
+IN_PYTHON = "it is a call in Python: boundby.explain(model, batch); "
 OF_A_CHECKOUT = re.compile(r"(?<![\w./-])(?:python (?=\w)|(?=scripts/))((?:scripts/)?\w+\.py)\b")
 
 
@@ -79,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"boundby --completion takes one of {', '.join(completion.SCRIPTS)}", file=sys.stderr)
         return USAGE
     if word not in COMMANDS:
-        print(f"boundby: there is no command {word!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
+        near = difflib.get_close_matches(word, COMMANDS, 1)
+        meant = IN_PYTHON if word == "explain" else f"did you mean {near[0]}? " if near else ""
+        print(f"boundby: there is no command {word!r}; {meant}known: {', '.join(COMMANDS)}", file=sys.stderr)
         return USAGE
     file = PIPELINE / COMMANDS[word][0]
     sys.argv = [f"boundby {word}", *rest]

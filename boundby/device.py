@@ -226,6 +226,11 @@ def uuid_of(device: torch.device) -> str | None:
     return str(runtime(device).get_device_properties(device).uuid) if is_gpu(device) else None
 
 
+def visible_gpus(device: torch.device) -> int:
+    """Return how many GPUs torch sees beside a GPU, itself among them; 0 for another device."""
+    return int(runtime(device).device_count()) if is_gpu(device) else 0
+
+
 def gpu_source(device: torch.device) -> Source:
     """Return the readings of this GPU by the library of its driver, or `NoSource` with the reason.
 

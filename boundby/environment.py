@@ -98,8 +98,10 @@ def machine_fingerprint() -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Return `machine()` without what tells of software: the reason why no GPU is seen."""
-    return {name: value for name, value in machine().items() if name != "gpus_reason"}
+    """Return `machine()` without what tells of software or of one card: why no GPU is seen, and the UUIDs."""
+    known = {name: value for name, value in machine().items() if name != "gpus_reason"}
+    kinds = [{name: value for name, value in gpu.items() if name != "uuid"} for gpu in known["gpus"]]
+    return {**known, "gpus": kinds}
 
 
 def cpu_in_words(hardware: Mapping[str, Any] | None = None) -> str:
@@ -162,6 +164,7 @@ def _amd_gpus() -> dict[str, Any] | None:
             {
                 "name": amdsmi.amdsmi_get_gpu_asic_info(handle)["market_name"],
                 "memory_bytes": amdsmi.amdsmi_get_gpu_memory_total(handle, amdsmi.AmdSmiMemoryType.VRAM),
+                "uuid": amdsmi.amdsmi_get_gpu_device_uuid(handle),
             }
             for handle in handles
         ]
@@ -186,6 +189,7 @@ def _nvidia_gpus() -> dict[str, Any]:
             {
                 "name": _text(pynvml.nvmlDeviceGetName(handle)),
                 "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+                "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
             }
             for handle in handles
         ]

@@ -113,7 +113,7 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, encode_json(value, indent=2) + "\n")
 
 
-def encode_json(value: Any, indent: int | None = None) -> str:
+def encode_json(value: Any, indent: int | None = None, *, ascii_only: bool = False) -> str:
     """Return `value` as strict JSON; NumPy scalars become numbers, records objects.
 
     Raises ValueError on NaN or infinity.
@@ -121,7 +121,7 @@ def encode_json(value: Any, indent: int | None = None) -> str:
     place = _place_of_non_finite(value, "$")
     if place:
         raise ValueError(f"{place} is NaN or infinite; store None and a reason instead")
-    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False, default=_plain)
+    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=ascii_only, default=_plain)
 
 
 def read_json(path: str | Path) -> Any:

@@ -7,7 +7,7 @@ Intervals: consecutive timings are not independent (Kalibera & Jones 2013), so a
 rounds: a t-interval on the logarithms of one value per round. A sweep that stops when an interval happens to be
 narrow, and a machine whose disturbances last as long as a round, make that interval too short: the nominal 95 % cover
 the truth in 91 to 95 of 100 sweeps. With a standard error `WIDENING` times as large they cover it in 93 to 97
-(tests/library/test_interval_coverage.py); there is no exact interval for a sequential rule of this kind.
+(tests/library/test_stats.py); there is no exact interval for a sequential rule of this kind.
 A machine that changes its speed for part of the rounds leaves them correlated: they then count as fewer
 (`independent_rounds`), without which such intervals held the truth in 66 of 100 simulated sweeps and with it in 92.
 """

@@ -206,8 +206,8 @@ CHANGES: dict[str, Change] = {
         ("launch",),
         (
             "allocate pinned memory once, before the loop; pin_memory=True with few workers does so in a thread",
-            "no cudaMalloc, cudaFree or module loading in other threads meanwhile",
-            "see which other processes use the device (nvidia-smi)",
+            "no cudaMalloc, cudaFree (hipMalloc, hipFree) or module loading in other threads meanwhile",
+            "see which other processes use the device (nvidia-smi, amd-smi)",
         ),
     ),
     "fewer_kernels": Change(

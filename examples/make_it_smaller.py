@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="of teaching, for each of the two")
     args = parser.parse_args(argv)
     torch.manual_seed(0)
+    disable_progress_bar()
     model = AutoModelForSequenceClassification.from_pretrained(args.model, dtype="float32").eval()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     with args.texts.open(encoding="utf-8", newline="") as lines:

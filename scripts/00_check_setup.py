@@ -16,7 +16,6 @@ from utils import cli
 
 def add_arguments(parser) -> None:
     parser.add_argument("--load-model", action="store_true", help="also load the model and compare its labels")
-    parser.add_argument("--json", action="store_true", help="show what the machine has as JSON; the rest is on stderr")
 
 
 @cli.step("00", add_arguments)
@@ -27,7 +26,7 @@ def main(run: cli.Run) -> int:
     setup_check.check_settings(run.config)
     if run.args.load_model:
         setup_check.check_model(run)
-    setup_check.show(run, "the environment is ready")
+    run.say("the environment is ready")
     return cli.DONE
 
 

@@ -8,6 +8,7 @@ Writes: dataset.local_path (row_id, text, labels, label_name), and beside it lab
 """
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
@@ -28,6 +29,7 @@ def main(run: cli.Run) -> int:
     count_tokens = token_counter(model, trust)
     receipt = data.normalise(run.config, run.layout, model, progress=run.note, count_tokens=count_tokens)
     run.say("\n".join(receipt.lines()))
+    run.give(lambda: {"dataset": asdict(receipt)})
     for doubt in receipt.doubts:
         run.note(f"doubt: {doubt}")
     return cli.DONE

@@ -19,6 +19,7 @@ def main(run: cli.Run) -> int:
     from utils.report import assembly
 
     written = assembly.write(run)
+    run.give(lambda: {"card": written.answer.splitlines(), "pictures": written.pictures})
     run.say(f"drew {written.pictures} pictures into {run.layout.plots}")
     run.say(f"\n{written.answer}\n")
     run.say(f"open {run.layout.html_report} (as plain text: {run.layout.report})")

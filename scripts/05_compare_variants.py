@@ -34,7 +34,10 @@ def main(run: cli.Run) -> int:
     rows = data.load_texts(run.layout, sha256=receipt.dataset.sha256)
     found = comparison.compare(run, receipt, source, rows)
     run.say("\n".join(section.console_lines(found)))
-    if assembly.renew(run):
+    is_renewed = assembly.renew(run)
+    card = run.layout.card.read_text(encoding="utf-8").splitlines() if is_renewed else None
+    run.give(lambda: {"variants": found, "card": card})
+    if is_renewed:
         run.say(f"the report is made anew with it: {run.layout.html_report}")
     return cli.DONE
 

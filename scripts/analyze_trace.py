@@ -20,7 +20,6 @@ from utils import cli
 
 def add_arguments(parser) -> None:
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a folder of traces")
-    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
     parser.add_argument("--diff", type=Path, metavar="OTHER", help="say what is slower or faster in OTHER")
     parser.add_argument(
         "--group-by",
@@ -49,15 +48,18 @@ def main(run: cli.Run) -> int:
         is_finding = is_finding or other.is_finding
     else:
         pair = None
-    if args.json:
+
+    def document():
         from utils.trace_analysis import document
 
-        shown = document.as_json(document.of(found) if pair is None else document.of_pair(pair))
-    else:
+        return document.of(found) if pair is None else document.of_pair(pair)
+
+    def text():
         from utils.trace_analysis import text
 
-        shown = "\n".join(text.lines(found, place, args.top) if pair is None else text.pair_lines(pair, args.top))
-    run.say(shown)
+        return "\n".join(text.lines(found, place, args.top) if pair is None else text.pair_lines(pair, args.top))
+
+    run.give(document, text)
     if args.flame_graph:
         trace = found.traces[place].analysis.path
         drawn = traces.write_flame_graph(trace, args.flame_graph)

@@ -24,7 +24,6 @@ def add_arguments(parser) -> None:
     parser.add_argument("--analysis", action="store_true", help="say what the trace shows and what to do about it")
     parser.add_argument("--brief", action="store_true", help="one line where all is well")
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the text to FILE")
-    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
 
 
 @cli.tool(add_arguments)
@@ -40,7 +39,7 @@ def main(run: cli.Run) -> int:
         return cli.DONE
     checked = report.check(subject.locate(folder, run.layout))
     text = "\n".join(report.lines(checked, with_analysis=args.analysis, brief=args.brief))
-    run.say(report.as_json(checked, with_analysis=args.analysis) if args.json else text)
+    run.give(lambda: report.told(checked, with_analysis=args.analysis), lambda: text)
     if args.report:
         files.write_text(args.report, text + "\n")
         run.note(f"wrote {args.report}")

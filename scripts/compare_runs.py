@@ -24,9 +24,8 @@ from utils import cli
 def add_arguments(parser) -> None:
     text = "results: of the run A to compare with, then of one or more to judge"
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
-    form, file = parser.add_mutually_exclusive_group(), parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="write one JSON document instead of the table")
-    form.add_argument("--markdown", action="store_true", help="write it for a comment on a pull request")
+    file = parser.add_mutually_exclusive_group()
+    parser.add_argument("--markdown", action="store_true", help="write it for a comment on a pull request")
     file.add_argument("--baseline", type=Path, metavar="FILE", help="take A from this file: every RUN is judged")
     file.add_argument("--save-baseline", type=Path, metavar="FILE", help="keep RUN there as a baseline")
     parser.add_argument("--name", default="default", help="which baseline of the file (default: %(default)s)")
@@ -48,20 +47,22 @@ def main(run: cli.Run) -> int:
     args = run.args
     if comparison.are_trainings(args.runs):
         trained = comparison.compare(args.runs, None if args.minimum_effect is None else args.minimum_effect / 100)
-        run.say(comparison.as_json(trained) if args.json else "\n".join(comparison.lines(trained)))
+        run.give(lambda: comparison.told(trained), lambda: "\n".join(comparison.lines(trained)))
         return int(any(each.is_finding(args.strict) for each in trained))
     runs = [facts.read(path, run.layout) for path in args.runs]
     if args.save_baseline:
-        run.say(baselines.save(args.save_baseline, args.name, runs))
+        saved = baselines.save(args.save_baseline, args.name, runs)
+        run.give(lambda: {"baseline": str(args.save_baseline), "name": args.name}, lambda: saved)
         return cli.DONE
     if args.baseline:
         runs.insert(0, baselines.load(args.baseline, args.name))
     found = facts.compare(runs, args.minimum_effect, force=args.force)
-    if args.json:
-        run.say(facts.as_json(found))
-    else:
+
+    def text():
         gate = facts.gate_text(found[0].a.document, found[0].minimum_effect) if args.baseline else None
-        run.say(blocks.markdown_text(found, gate) if args.markdown else "\n".join(blocks.lines(found, gate)))
+        return blocks.markdown_text(found, gate) if args.markdown else "\n".join(blocks.lines(found, gate))
+
+    run.give(lambda: facts.told(found), text)
     return int(any(each.is_finding(args.strict) for each in found))
 
 

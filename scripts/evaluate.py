@@ -40,21 +40,27 @@ def main(run: cli.Run) -> int:
     if run.args.action == "plan":
         if evaluation.kept_plan(run, wanted, run.args.anew):
             run.say(f"kept: {run.layout.evaluation} has a plan for just this; --anew makes another")
+            run.give(lambda: {"action": "plan", "status": "kept", "folder": str(run.layout.evaluation)})
             return cli.DONE
         trusted = run.args.trust_remote_code
         loaded = models.load(source, run.config.model.device, run.config.model.dtype, trust_remote_code=trusted)
         texts = models.agreement_texts(data.load_texts(run.layout).texts)
         agreement = models.agreement(loaded, texts, models.effective_max_length(loaded, wanted.max_length)[0])
         agreement.require(run.config.evaluation.min_agreement)
-        run.say(f"planned: {evaluation.described(evaluation.plan(run, loaded, wanted))}")
+        made = evaluation.plan(run, loaded, wanted)
+        run.say(f"planned: {evaluation.described(made)}")
+        run.give(lambda: {"action": "plan", "status": "planned", **evaluation.told(run, made)})
         return cli.DONE
     made = evaluation.planned(run, wanted, computes=run.args.action == "run")
     if run.args.action == "run":
         evaluation.predict(run, made, run.args.shards)
+        run.give(lambda: {"action": "run", "shards": run.args.shards, **evaluation.told(run, made)})
         return cli.DONE
     from utils.baseline import console_evaluation
 
-    run.say("\n".join(console_evaluation(evaluation.conclude(run, made), made.identity.task)))
+    found = evaluation.conclude(run, made)
+    lines = console_evaluation(found, made.identity.task)
+    run.give(lambda: {"action": "finalize", **evaluation.told(run, made), "metrics": found}, lambda: "\n".join(lines))
     return cli.DONE
 
 

@@ -40,7 +40,8 @@ def main(run: cli.Run) -> int:
         made = export.to_wandb(found, args.wandb)
     else:
         made = export.to_tensorboard(found, args.tensorboard)
-    run.say(f"exported {len(found.rows)} rows and {len(found.pictures)} pictures: {made}")
+    exported = {"rows": len(found.rows), "pictures": len(found.pictures), "made": made}
+    run.give(lambda: exported, lambda: "exported {rows} rows and {pictures} pictures: {made}".format(**exported))
     return cli.DONE
 
 

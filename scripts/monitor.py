@@ -35,7 +35,10 @@ def main(run: cli.Run) -> int:
 
     args = run.args
     server.check(args.runs, args.port, args.stall_after)
-    run.note(f"the page of {args.runs} is at http://{server.ADDRESS}:{args.port}; Ctrl+C ends it")
+    address = f"http://{server.ADDRESS}:{args.port}"
+    run.note(f"the page of {args.runs} is at {address}; Ctrl+C ends it")
+    run.give(lambda: {"address": address, "runs": str(args.runs)})
+    run.console.publish()  # what follows has no end
     server.serve(args.runs, args.port, args.stall_after)
 
 

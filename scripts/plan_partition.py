@@ -45,7 +45,6 @@ def add_arguments(parser) -> None:
         help="what to make least (default: %(default)s of one request)",
     )
     parser.add_argument("--requests", type=int, metavar="M", help="how many requests are to be done soonest")
-    parser.add_argument("--json", action="store_true", help="write one JSON document, which scripts/run_plan.py reads")
     parser.add_argument(
         "--model", metavar="NAME_OR_FOLDER", help="where scripts/run_plan.py finds it (default: the profile's)"
     )
@@ -63,7 +62,7 @@ def main(run: cli.Run) -> int:
     trials = planning.read_trials(args.trial)
     plan, missing = planning.plan(profiles, settings, args.objective, args.requests, trials)
     outcome = planning.for_examples(plan or missing, EXAMPLE) if args.nodes is None else plan or missing
-    run.say(planning.as_json(outcome, profiles, args.model) if args.json else report.of_plan(outcome, profiles))
+    run.give(lambda: planning.told(outcome, profiles, args.model), lambda: report.of_plan(outcome, profiles))
     if plan and args.picture:
         report.draw(args.picture, plan, profiles)
         run.note(f"wrote {args.picture}")

@@ -36,12 +36,12 @@ def add_arguments(parser) -> None:
     for flag, (key, text) in FLAGS.items():
         parser.add_argument(flag, action=cli.Flag, key=key, help=text)
     parser.add_argument("--output", action=cli.Flag, key="output.dir", is_text=True, help="folder of the files")
-    parser.add_argument("--json", action="store_true", help="write the summary as JSON instead of the text")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
 
 
 @cli.tool(add_arguments, SETTINGS)
 def main(run: cli.Run) -> int:
+    from boundby import files
     from utils.layers import models, profiling
 
     settings = run.config
@@ -62,10 +62,8 @@ def main(run: cli.Run) -> int:
         shape=models.shape_of(inputs, measured.new_tokens),
         note=run.note,
     )
-    if run.args.json:
-        run.say(dashboard.with_name(f"{report.profile.profile_name}_summary.json").read_text(encoding="utf-8"))
-    else:
-        run.say(f"{report}\nwrote {dashboard} and the files beside it")
+    summary = dashboard.with_name(f"{report.profile.profile_name}_summary.json")
+    run.give(lambda: files.read_json(summary), lambda: f"{report}\nwrote {dashboard} and the files beside it")
     return int(report.profile.coverage.status == "not representative")
 
 

@@ -52,19 +52,23 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments, SETTINGS)
 def main(run: cli.Run) -> int:
     if run.args.program:
-        from utils.training import program
+        from utils.training import program, run_folder
 
         if run.args.tries:
             raise InputError("--try changes the demo's loop; a program of your own is recorded as it is")
-        return program.run(run.args.program, run.args.run_id, run.args.output, run.say, run.note)
+        code, folder = program.run(run.args.program, run.args.run_id, run.args.output, run.say, run.note)
+        run.give(lambda: {**run_folder.told(folder), "exit_code": code})
+        return code
     from utils.training import run as training
+    from utils.training import run_folder
 
     settings, after = run.config, None
     if run.args.tries:
         from utils.training import fixes
 
         settings, after = fixes.recorded(run.config), fixes.tried
-    training.run(settings, run.args.run_id, run.args.output, run.say, run.note, after)
+    folder = training.run(settings, run.args.run_id, run.args.output, run.say, run.note, after)
+    run.give(lambda: run_folder.told(folder))
     return cli.DONE
 
 

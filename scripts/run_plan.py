@@ -29,6 +29,7 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
+    from boundby import files
     from utils.partition import planning, report, running
 
     args = run.args
@@ -47,9 +48,11 @@ def main(run: cli.Run) -> int:
         run.note(f"starting {len(file.plan.stages)} processes, one for each stage")
         options = ["--model", file.model.name, "--requests", requests, "--output", output]
         running.start(file, [__file__, args.plan, *options])
+        run.give(lambda: files.read_json(output))
         return cli.DONE
     running.keep(output, args.plan, file, found)
     run.note(f"wrote {output}")
+    run.give(lambda: files.read_json(output))
     return cli.DONE
 
 

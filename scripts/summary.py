@@ -22,7 +22,6 @@ def add_arguments(parser) -> None:
     )
     text = "the bounded summary; `view` shows the card for people"
     parser.add_argument("--for-agents", action="store_true", required=True, help=text)
-    parser.add_argument("--json", action="store_true", help="write JSON instead of Markdown")
 
 
 @cli.tool(add_arguments)
@@ -31,7 +30,7 @@ def main(run: cli.Run) -> int:
 
     folder = Path(run.args.run or run.layout.results)
     found = summary.of(replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name))
-    run.say(summary.as_json(found) if run.args.json else summary.as_markdown(found))
+    run.give(lambda: summary.as_json(found), lambda: summary.as_markdown(found))
     return cli.DONE
 
 

@@ -19,13 +19,11 @@ from utils import cli
 
 def add_arguments(parser) -> None:
     parser.add_argument("--normalised", action="store_true", help="check the copy that step 01 has made")
-    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
 
 
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
-    from boundby import files
     from utils import data, models
 
     config, folder, trust = run.config, run.layout.dataset.parent, run.args.trust_remote_code
@@ -39,10 +37,8 @@ def main(run: cli.Run) -> int:
     found = data.inspect(source, model, run.note, models.token_counter(model, trust))
     statistics = found.statistics()
     doubts = found.doubts(statistics)
-    if run.args.json:
-        run.say(files.encode_json({"statistics": asdict(statistics), "findings": doubts}, indent=2))
-    else:
-        run.say("\n".join([*statistics.lines(), *(f"finding: {doubt}" for doubt in doubts)]))
+    lines = [*statistics.lines(), *(f"finding: {doubt}" for doubt in doubts)]
+    run.give(lambda: {"statistics": asdict(statistics), "findings": doubts}, lambda: "\n".join(lines))
     return 1 if doubts else cli.DONE
 
 

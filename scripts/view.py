@@ -20,7 +20,6 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="the folder (default: output.results_dir of the settings)"
     )
-    parser.add_argument("--json", action="store_true", help="write one JSON document instead of the text")
 
 
 @cli.tool(add_arguments)
@@ -34,14 +33,14 @@ def main(run: cli.Run) -> int:
         card = layout.card.read_text(encoding="utf-8").rstrip()
     except OSError as error:
         raise InputError(
-            f"{layout.card}: {error.strerror}; `python scripts/04_visualize_results.py` writes it"
+            f"no run with a card lies in {folder} ({error.strerror}); `python run_pipeline.py` measures one, "
+            "and where one was measured `python scripts/04_visualize_results.py` writes it"
         ) from None
-    if run.args.json:
-        measured = files.read_json(layout.metrics) if layout.metrics.is_file() else {}
-        shown = {"card": card.splitlines(), "optimal": measured.get("optimal"), "rows": measured.get("batch_sizes")}
-        run.say(files.encode_json(shown, indent=2))
-    else:
-        run.say(f"{card}\n\nopen {layout.html_report} (as plain text: {layout.report})")
+    measured = files.read_json(layout.metrics) if run.args.json and layout.metrics.is_file() else {}
+    run.give(
+        lambda: {"card": card.splitlines(), "optimal": measured.get("optimal"), "rows": measured.get("batch_sizes")},
+        lambda: f"{card}\n\nopen {layout.html_report} (as plain text: {layout.report})",
+    )
     return cli.DONE
 
 

@@ -10,6 +10,7 @@ command must end well without it, with the result of an undisturbed run and noth
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import functools
 import gc
@@ -49,7 +50,9 @@ from tests.injection import (
     Fault,
     ForkedStep,
     faults,
+    forget_handlers,
     in_child,
+    is_left,
     unreadable,
     visits,
 )
@@ -58,7 +61,8 @@ from tests.trace_truth.programs import cases
 from tests.trace_truth.simulator import played
 from utils import cli, steps  # noqa: F401  (which each child would load)
 
-MOST_WAITS = 600  # of a tenth of a second, for a run to end once it was told to
+MOST_WAIT_S = 120.0  # seconds, for a run to end once it was told to
+TARGETS = ("runner", "step", "group")
 SMALL_SHARD = 8  # rows, so that a small dataset has several shards
 LIGHT = ("writers", "a step", "a step that goes on", "a step anew")
 SMALL = ("profiling.num_measurement_runs=1", "variants.which=[bfloat16]", "variants.max_seconds=1")
@@ -378,8 +382,6 @@ def play(
     expected = both_results(theatre, scene, undisturbed.said)
     known = {note.place for note in read(notes) if note.scene == scene.name}
     chosen = [fault for fault in faults(undisturbed.done) if wanted(fault)]
-    if scene.name == "pipeline":  # what a step has synced is known to its own process alone
-        chosen = [fault for fault in chosen if fault.what not in (LOST_DATA, LOST_NAMES)]
     random.Random(0).shuffle(chosen)
     for fault in chosen[:most]:
         if time.monotonic() > deadline:
@@ -392,6 +394,11 @@ def play(
 def stops(fault: Fault) -> bool:
     """Tell whether this is a signal or an end."""
     return fault.what == KILLED or isinstance(fault.what, signal.Signals)
+
+
+def darkens(fault: Fault) -> bool:
+    """Tell whether this is a loss of power."""
+    return fault.what in (LOST_DATA, LOST_NAMES)
 
 
 def edit(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float) -> None:
@@ -530,58 +537,94 @@ def deafen(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: flo
 
 
 def interrupt(theatre: Theatre, scene: Scene, notes: Path, most: int, deadline: float) -> None:
-    """Send the runner, its step or both every signal, once and twice; no step may go on, and nothing may be lost."""
-    number, rng, results = scene.name.split()[1], random.Random(0), theatre.stage / "results"
-    command = [sys.executable, str(workplace.ROOT / "run_pipeline.py"), "--only", number, *theatre.settings]
+    """Send every signal to a real runner, its step or both, once and twice, each at `most` moments of the whole."""
+    number, results = scene.name.split()[-1], theatre.stage / "results"
+    script = [sys.executable, str(workplace.ROOT / "run_pipeline.py"), "--skip-check", *theatre.settings]
+    command = script if number == "pipeline" else [*script, "--only", number]
+
+    def left(folder: Path, said: str) -> Any:  # what forks and real steps leave alike: shards and pictures differ
+        receipts = [json.loads(path.read_text()) for path in sorted((results / ".receipts").glob("0?.json"))]
+        outputs = [each for receipt in receipts for each in receipt["outputs"]]
+        torn = [each["path"] for each in outputs if Path(each["path"]).stat().st_size != each["bytes"]]
+        tables = [*(folder / "data").glob("*.csv"), *(results / "evaluation").glob("*.csv")]
+        ended = [(receipt["step"], receipt["status"]) for receipt in receipts]
+        return ended, torn, {path.name: path.read_text() for path in tables}
+
     theatre.set(scene)
-    undisturbed = in_child(scene.act)
-    expected = scene.result(theatre.stage, undisturbed.said)
+    began = time.monotonic()
+    undisturbed = subprocess.run(command, capture_output=True, text=True)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    whole_s, expected = time.monotonic() - began, left(theatre.stage, "")
+    compared = dataclasses.replace(scene, result=left)
     known = {note.place for note in read(notes)}
-    ways = [(*way, times) for way in itertools.product(("runner", "step", "group"), SIGNALS) for times in (1, 2)]
-    for whom, signum, times in [*ways, ("runner", signal.SIGKILL, 1), ("step", signal.SIGKILL, 1)]:
+    ways = [(*way, times) for way in itertools.product(TARGETS, SIGNALS) for times in (1, 2)]
+    ways += [(whom, signal.SIGKILL, 1) for whom in TARGETS[:2]]
+    for moment, (whom, signum, times) in itertools.product(range(1, most + 1), ways):
         kind = f"{signum.name} to the {whom}{' twice' if times > 1 else ''}"
-        if (scene.name, kind, 1) in known or time.monotonic() > deadline:
+        if (scene.name, kind, moment) in known or time.monotonic() > deadline:
             continue
         theatre.set(scene)
-        with tempfile.TemporaryFile("w+") as log:
-            runner = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            marker = results / ".receipts" / f"{number}.started.json"
-            while not marker.exists() and runner.poll() is None:
-                time.sleep(0.01)
-            time.sleep(rng.uniform(0, 2))
-            steps = psutil.Process(runner.pid).children()
-            for _ in range(times):
-                if whom == "group":
-                    os.killpg(runner.pid, signum)
-                else:
-                    os.kill(runner.pid if whom == "runner" or not steps else steps[0].pid, signum)
-            found: dict[str, str] = {}
-            for _ in range(MOST_WAITS):
-                if runner.poll() is not None and not any(each.is_running() for each in steps):
-                    break
-                time.sleep(0.1)
-            else:
-                found["hung" if runner.poll() is None else "leaked"] = f"after {kind}"
-                os.killpg(runner.pid, signal.SIGKILL)
-            code = runner.wait()
-            log.seek(0)
-            said = log.read()
-        stopped = {signal.SIGINT: (130,), signal.SIGKILL: (-9, 1)}.get(signum, (143,))
-        if code not in (0, *stopped):
-            found["lost"] = f"ended with {code}: {said[-300:]}"
-        if "Traceback" in said:
-            found["tracebacks"] = said[-600:]
+        after_s = random.Random(f"{scene.name} {kind} {moment}").uniform(0, whole_s)
+        code, said, found = signalled(command, whom, signum, times, after_s)
         done = visits(results)
         again = in_child(scene.resume)
         if again.code != 0 or done - visits(results):
-            found["lost"] = f"the next attempt ended with {again.code}: {again.said[-300:]}"
-        same(scene, theatre.stage, again, expected, found)
-        write(notes, Note(scene.name, kind, 1, "same result" if code == 0 else "resumed without loss", found))
+            found["lost"] = f"after {after_s:.1f} s, the next attempt ended with {again.code}: {again.said[-300:]}"
+        same(compared, theatre.stage, again, expected, found)
+        if names := [path.name for path in theatre.stage.rglob(".tmp-*")]:
+            found["leaked"] = f"{names}"
+        write(notes, Note(scene.name, kind, moment, "same result" if code == 0 else "resumed without loss", found))
+
+
+def signalled(
+    command: list[str], whom: str, signum: signal.Signals, times: int, after_s: float
+) -> tuple[int, str, dict[str, str]]:
+    """Start a runner and send it, its step or both a signal; return its exit code, its words and what was wrong."""
+    found: dict[str, str] = {}
+    with tempfile.TemporaryFile("w+") as log:
+        runner = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=forget_handlers)
+        began, steps = time.monotonic(), []
+        while runner.poll() is None and (time.monotonic() - began < after_s or (whom == "step" and not steps)):
+            time.sleep(0.01)
+            steps = psutil.Process(runner.pid).children() if runner.poll() is None else []
+        is_told = runner.poll() is None
+        for _ in range(times):
+            with contextlib.suppress(ProcessLookupError):
+                if whom == "group":
+                    os.killpg(runner.pid, signum)
+                else:
+                    os.kill(steps[0].pid if whom == "step" and steps else runner.pid, signum)
+        try:
+            code = runner.wait(MOST_WAIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(runner.pid, signal.SIGKILL)
+            code = runner.wait()
+            found["hung"] = f"after {kind_and_moment(signum, whom, after_s)}"
+        if is_left(runner.pid):
+            found["leaked"] = f"a process, after {kind_and_moment(signum, whom, after_s)}"
+        log.seek(0)
+        said = log.read()
+    stopped = {signal.SIGINT: (130,), signal.SIGKILL: (1, -signal.SIGKILL)}.get(signum, (143,))
+    has_begun = "$ python scripts/" in said
+    if code not in (0, *stopped, *(() if has_begun else (-signum,))) or (code == 0 and is_told and whom == "runner"):
+        found["lost"] = f"{kind_and_moment(signum, whom, after_s)}: ended with {code}: {said[-300:]}"
+    if "Traceback" in said:
+        found["tracebacks"] = f"{kind_and_moment(signum, whom, after_s)}: {said[-1200:]}"
+    ended = [line for line in said.splitlines() if line.startswith(("to continue: ", "error: "))]
+    if has_begun and code not in (0, -signal.SIGKILL) and (len(ended) != 1 or "to continue: " not in ended[0]):
+        found["untrue messages"] = f"{kind_and_moment(signum, whom, after_s)}: {said[-600:]}"
+    return code, said, found
+
+
+def kind_and_moment(signum: signal.Signals, whom: str, after_s: float) -> str:
+    """Return what was sent, to whom and when, for people."""
+    return f"{signum.name} to the {whom} after {after_s:.2f} s"
 
 
 WAYS = {
     "fail": play,
     "stop": functools.partial(play, wanted=stops),
+    "darken": functools.partial(play, wanted=darkens),
     "edit": edit,
     "kill": kill,
     "share": share,
@@ -641,7 +684,7 @@ def same(scene: Scene, stage: Path, ended: Ended, expected: Any, found: dict[str
         found["lost"] = f"after exit 0: {type(error).__name__}: {error}"
         return
     if result != expected:
-        found["mixed"] = "another result with exit 0"
+        found["mixed"] = f"{result} instead of {expected}"[:2000]
 
 
 def wrong(ended: Ended, fault: Fault) -> dict[str, str]:

@@ -15,9 +15,11 @@ import importlib
 import io
 import json
 import os
+import pickle
 import select
 import shutil
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -40,6 +42,7 @@ ERRORS = {
     "lock": (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO),
 }
 DONE: list[tuple[str, str]] = []  # what was done with files so far, as (operation, path); a fork goes on with it
+DISKS: list["Disk"] = []  # that of the block, where the power will be lost; a fork goes on with it too
 SLICE_S = 0.5  # of waiting; a machine that stands still for longer counts as one
 MOST_LOOKS, LOOK_S = 600, 0.05  # for processes that were told to end
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -77,7 +80,7 @@ class Disk:
     root: Path
     synced: dict[int, bytes] = field(default_factory=dict)  # by inode
     names: dict[int, dict[str, int]] = field(default_factory=dict)  # by inode of a folder
-    pins: list[int] = field(default_factory=list)  # open files, so that no inode is given to another
+    pins: dict[int, int] = field(default_factory=dict)  # an open file for each, so that no inode is given to another
 
     def __post_init__(self) -> None:
         for folder, _, names in os.walk(self.root):
@@ -88,12 +91,22 @@ class Disk:
     def sync(self, path: str) -> None:
         """Note that this file or folder is on disk as it is."""
         pin = os.open(path, os.O_RDONLY)
-        self.pins.append(pin)
         inode = os.fstat(pin).st_ino
+        if inode not in self.pins:
+            self.pins[inode] = pin
         if os.path.isdir(path):
             self.names[inode] = self._listed(path)
         else:
             self.synced[inode] = os.pread(pin, os.fstat(pin).st_size, 0)
+        if self.pins[inode] != pin:
+            os.close(pin)
+
+    def take_over(self, other: "Disk", process: int) -> None:
+        """Go on with what another process, which has not ended, knows of the same disk."""
+        self.synced, self.names = other.synced, other.names
+        for inode, pin in other.pins.items():
+            if inode not in self.pins:
+                self.pins[inode] = os.open(f"/proc/{process}/fd/{pin}", os.O_RDONLY)
 
     def lose_power(self, forgets_names: bool) -> None:
         """Bring the folder to what is on disk; unless it `forgets_names`, those of now are."""
@@ -108,6 +121,8 @@ class Disk:
     def _listed(self, folder: str) -> dict[str, int]:
         entries = [each for each in os.scandir(folder) if not each.is_symlink()]
         for each in entries:
+            if each.inode() not in self.pins:
+                self.pins[each.inode()] = os.open(each.path, os.O_RDONLY)
             if each.is_dir():
                 self.names.setdefault(each.inode(), {})  # a new folder is empty as long as it is not synced itself
         return {each.name: each.inode() for each in entries}
@@ -151,6 +166,7 @@ def injected(root: Path, fault: Fault | None = None) -> Iterator[list[tuple[str,
     DONE.clear()
     top, real = f"{root.resolve()}{os.sep}", {"open": io.open, "os.open": os.open}
     disk = Disk(root.resolve()) if fault and fault.what in (LOST_DATA, LOST_NAMES) else None
+    DISKS[:] = [disk] if disk else []
 
     def place(where: Any) -> str:
         path = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else os.fspath(where)
@@ -281,7 +297,7 @@ def in_child(
             for stream in (1, 2):
                 os.dup2(log, stream)
             sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
-            _forget_handlers()
+            forget_handlers()
             with injected(root, fault) if root else contextlib.nullcontext([]) as done:
                 code = act() or 0
             with os.fdopen(report, "w") as file:
@@ -296,10 +312,11 @@ def in_child(
     code, done, seconds = _awaited(pid, answer, kill_after_s, limit_s)
     said = os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
     os.close(log)
-    return Ended(code, said, done, seconds, _left(pid))
+    return Ended(code, said, done, seconds, is_left(pid))
 
 
-def _left(group: int) -> bool:
+def is_left(group: int) -> bool:
+    """Tell whether a process of the group is still there after a while; end it then."""
     for _ in range(MOST_LOOKS):
         try:
             os.killpg(group, 0)
@@ -310,29 +327,39 @@ def _left(group: int) -> bool:
     return True
 
 
-def _forget_handlers() -> None:
+def forget_handlers() -> None:
+    """Let every signal to stop do what it does to a new process."""
     for signum in SIGNALS:
         signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
 
 
 class ForkedStep:
-    """Stand in for the `subprocess.Popen` of a script of this project: a fork, which has its imports and counts on."""
+    """Stand in for the `subprocess.Popen` of a script of this project: a fork, which has its imports.
+
+    It goes on with what was counted and synced before it, and whoever waits for it goes on with what it has.
+    """
 
     def __init__(self, command: Sequence[str], preexec_fn: Callable[[], None]) -> None:
         script = importlib.import_module(f"scripts.{Path(command[1]).stem}")
         self._report = os.memfd_create("report")
+        self._line, theirs = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             code = 70
             try:
+                self._line.close()
                 preexec_fn()
-                _forget_handlers()
+                forget_handlers()
                 code = script.main(command[2:])
-                os.write(self._report, json.dumps(DONE).encode())
+                with open(self._report, "wb", closefd=False) as file:
+                    pickle.dump((DONE, DISKS), file)
+                theirs.send(b"ready")
+                theirs.recv(1)  # what is pinned here must stay so until it is pinned there
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(code)
+        theirs.close()
 
     def send_signal(self, signum: int) -> None:
         """Send it a signal."""
@@ -340,11 +367,14 @@ class ForkedStep:
 
     def wait(self) -> int:
         """Wait for its end; return its exit code, negative for a signal."""
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        if content := os.pread(self._report, os.fstat(self._report).st_size, 0):
-            DONE[:] = [tuple(each) for each in json.loads(content)]
-        os.close(self._report)
-        return code
+        with self._line, open(self._report, "rb") as report:
+            if self._line.recv(5):  # nothing where it has died
+                report.seek(0)  # a fork shares the place in the file
+                done, disks = pickle.load(report)
+                DONE[:] = done
+                for disk, theirs in zip(DISKS, disks, strict=True):
+                    disk.take_over(theirs, self.pid)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def _awaited(

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import _layer_overhead, layer_overhead
-from benchmarks.layer_overhead import Interval, Watched
+from benchmarks.layer_overhead import Watched
+from boundby.stats import Estimate
 
 GOOD = Watched(
     "gpt2", calls=100, plain_s=[0.050, 0.050, 0.050], ratios=[1.002, 1.002, 1.002], coverages=[1.0, 1.001, 0.999]
@@ -60,8 +61,8 @@ def test_the_exit_code_is_1_only_for_what_surely_falls_short(capsys):
     assert "not settled: the cost of a probe on noisy" in capsys.readouterr().out
     assert layer_overhead.judge([GOOD, replace(GOOD, model="slow", ratios=[1.02] * 3)]) == 1
     assert "FAILED: slow: a probe costs 10.00 µs per call" in capsys.readouterr().out
-    assert layer_overhead.shown(Interval(1.5, 1.25, 1.75), 2) == "1.50 [1.25, 1.75]"
-    assert layer_overhead.shown(Interval(1.5, None, None), 2) == "1.50"
+    assert layer_overhead.shown(Estimate(1.5, 1.25, 1.75, 3), 2) == "1.50 [1.25, 1.75]"
+    assert layer_overhead.shown(Estimate(1.5, None, None, 1), 2) == "1.50"
     assert layer_overhead.shown(None, 2) == "unknown"
 
 

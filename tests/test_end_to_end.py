@@ -1,15 +1,19 @@
 """The whole pipeline on a small model: every file, real input, resume."""
 
+import contextlib
 import csv
 import importlib
+import io
 import json
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from boundby.cli import COMMANDS
 from tests.tiny_models import LABELS, save_bert
 
 pytestmark = pytest.mark.timeout(600)  # each runs several steps, some of them many times
@@ -43,11 +47,15 @@ def command_line(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run of all steps: its folder, its command line, how each step ended; `kept` is a copy of its results."""
+    """A run of all steps: its folder, its command line, how each ended and what --json said of it.
+
+    `kept` is a copy of its results.
+    """
 
     folder: Path
     arguments: list[str]
     codes: list[int]
+    documents: list[dict]
 
     @property
     def results(self) -> Path:
@@ -63,7 +71,8 @@ def finished(tmp_path_factory):
     """One run of all steps, which the tests share; its model and data serve runs with other results too."""
     folder = tmp_path_factory.mktemp("pipeline")
     arguments = command_line(folder)
-    run_of_all = Finished(folder, arguments, [run(step, arguments) for step in STEPS])
+    ended = [documented(step, arguments) for step in STEPS]
+    run_of_all = Finished(folder, arguments, [code for code, _ in ended], [document for _, document in ended])
     shutil.copytree(run_of_all.results, run_of_all.kept)
     return run_of_all
 
@@ -76,6 +85,13 @@ def arguments(finished, tmp_path):
 
 def run(step: str, arguments: list[str]) -> int:
     return importlib.import_module(f"scripts.{step}").main(arguments)
+
+
+def documented(step: str, arguments: list[str]) -> tuple[int, dict]:
+    """Run a step with --json; return its code and the one document on stdout."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = run(step, [*arguments, "--json"])
+    return code, json.loads(out.getvalue())
 
 
 def test_all_steps_leave_every_file_of_the_contract(finished):
@@ -102,6 +118,73 @@ def test_all_steps_leave_every_file_of_the_contract(finished):
     assert {number: step["status"] for number, step in steps.items()} == dict.fromkeys(
         ("00", "01", "02", "03", "04"), "ok"
     )
+
+
+def test_json_of_the_steps_says_how_they_ended_where_the_files_are_and_what_was_found(finished):
+    check, download, baseline, profile, report = finished.documents
+    assert [each["step"] for each in finished.documents] == ["00", "01", "02", "03", "04"]
+    assert {each["status"] for each in finished.documents} == {"ok"}
+    assert all(Path(path).exists() for each in finished.documents for path in each["files"])
+    assert check["machine"]["python"] and download["dataset"]["rows"] == 40
+    assert [row["batch_size"] for row in baseline["batch_sizes"]] == [1, 2] and baseline["optimal"]["batch_size"]
+    assert str(finished.results / "profiler_traces") in profile["files"]
+    assert report["card"] == (finished.kept / "card.txt").read_text().rstrip().splitlines()
+
+
+# What each command is given beside --json, where a finished run lies: RESULTS, SETTINGS stand for its own.
+JSON = {
+    "run": ["SETTINGS", "--dry-run"],
+    "check": ["SETTINGS", "--resume"],
+    "view": ["RESULTS"],
+    "report": ["SETTINGS", "--resume"],
+    "compare": ["RESULTS", "RESULTS"],
+    "summary": ["RESULTS", "--for-agents"],
+    "export": ["RESULTS", "--tensorboard", "board"],
+    "evaluate": ["finalize", "SETTINGS"],
+    "download": ["SETTINGS", "--resume"],
+    "baseline": ["SETTINGS", "--resume"],
+    "profile": ["SETTINGS", "--resume"],
+    "variants": ["SETTINGS", "variants.enabled=false"],
+    "trace": ["RESULTS/profiler_traces/trace.json.gz"],
+    "layers": ["--model", "RESULTS/../model", "--num-samples", "2", "--sequence-length", "8", "--output", "layers"],
+    "plan": ["RESULTS/layers/model_summary.json"],
+    "run-plan": ["plan.json", "--simulate"],
+    "train": ["--output", "run", "--", sys.executable, "-c", "print('of the program')"],
+    "check-profile": ["RESULTS"],
+    "validate": ["SETTINGS"],
+    "monitor": ["RESULTS"],
+}
+
+
+@pytest.mark.parametrize("word", COMMANDS)
+def test_json_is_one_document_on_stdout_whatever_the_command(word, finished, tmp_path, monkeypatch, capfd):
+    folder = str(finished.kept if "SETTINGS" not in JSON[word] else finished.results)
+    given = [each.replace("RESULTS", folder) for each in JSON[word]]
+    at = given.index("SETTINGS") if "SETTINGS" in given else len(given)
+    monkeypatch.setattr("utils.monitor.server.serve", lambda *_: print("what serves may print"))
+    monkeypatch.setattr("utils.monitor.server.check", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    if word == "run-plan":
+        _, plan = documented("plan_partition", [f"{folder}/layers/model_summary.json"])
+        Path("plan.json").write_text(json.dumps(plan))
+    settings = finished.arguments if at < len(given) else []
+    code = main_of(word)(["--json", *given[:at], *settings, *given[at + 1 :]])
+    shown, notes = capfd.readouterr()
+    assert code in (0, 1), notes
+    assert isinstance(json.loads(shown, parse_constant=pytest.fail), dict)
+
+
+@pytest.mark.parametrize("word", COMMANDS)
+def test_errors_are_a_document_too(word, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main_of(word)(["--json", "--no-such-flag"])
+    assert json.loads(capfd.readouterr().out)["exit_code"] == ended.value.code == 2
+
+
+def main_of(word: str):
+    """Return what a command runs."""
+    return importlib.import_module(COMMANDS[word][0].removesuffix(".py").replace("/", ".")).main
 
 
 def test_resume_of_a_finished_run_does_nothing(finished, capsys):

@@ -53,6 +53,21 @@ def test_a_word_that_is_no_command_ends_with_2_and_the_known_ones(call):
     assert refused.returncode == 2 and "'explode'; known: run, check" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["rnu"], "did you mean run?"),
+        (["explain", "model"], "a call in Python: boundby.explain(model, batch)"),
+        (["run", "--dryrun"], "unrecognized arguments: --dryrun; did you mean --dry-run?"),
+        (["train", "python", "train.py"], "stands behind --, such as: boundby train -- python train.py"),
+        (["compare"], "the following arguments are required: RUN\n"),
+    ],
+)
+def test_a_slip_ends_with_2_and_what_may_have_been_meant(call, typed, meant):
+    refused = call("-m", "boundby", *typed)
+    assert refused.returncode == 2 and meant in refused.stderr
+
+
 @pytest.mark.parametrize("word", ["run", "trace", "compare", "plan"])
 def test_help_names_commands_as_they_are_typed_where_it_is_installed(call, word):
     shown = call("-m", "boundby", word, "--help")

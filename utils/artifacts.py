@@ -126,6 +126,7 @@ class Layout:
     variants_table = Artefact("variants.csv", "05", "the same as one row per variant, for spreadsheets")
     changed_labels = Artefact("changed_labels.csv", "05", "every text to which a variant gives another label")
     engines = Artefact("engines")  # converted models, while step 05 runs
+    converted = Artefact("converted")  # the one that the evaluation computes with, if any does
     run = Artefact("run.json", "04", "machine, versions, settings, status of the steps")  # which every step updates
     plots = Artefact("plots")
     report = Artefact("baseline_summary_report.txt")

@@ -9,7 +9,7 @@ from typing import Any
 
 from boundby import __version__, ceilings, environment, files
 from boundby.ceilings import Ceilings
-from boundby.device import describe, is_gpu, pick_device, release_memory
+from boundby.device import describe, is_gpu, pick_device, release_memory, uuid_of, visible_gpus
 from boundby.known import Missing
 from boundby.memory import Demand, free_bytes
 from boundby.sampler import Sampler
@@ -96,6 +96,12 @@ class Result:
         flat = [{**row, "doubts": "; ".join(row["doubts"])} for row in rows]
         files.write_csv(layout.detailed_metrics, flat, columns.NAMES)
         files.write_json(layout.metrics, removed(self.document(complete, rows)))
+
+    def told(self) -> dict[str, Any]:
+        """Return the part of the metrics file that answers: the batch size to use, every row, and the whole set."""
+        names = ("optimal", "batch_sizes", "full_dataset_metrics", "targets", "doubts")
+        document = removed(self.document(True, self.rows))
+        return {name: document[name] for name in names}
 
     def document(self, complete: bool, rows: Sequence[Row]) -> Document:
         """Return the content of the metrics file."""
@@ -234,6 +240,11 @@ def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
         "load_time_s": loaded.load_time_s,
     }
     result.device = describe(loaded.device)
+    if is_gpu(loaded.device):
+        visible, uuid = visible_gpus(loaded.device), uuid_of(loaded.device)
+        result.device |= {"uuid": uuid, "visible_gpus": visible}
+        if visible > 1:
+            run.note(f"the sweep uses one of {visible} GPUs, {loaded.device} ({uuid}); the others are left out of it")
     result.agreement = agreement.as_dict()
 
 

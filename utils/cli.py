@@ -97,6 +97,16 @@ class Run(msgspec.Struct):
         """Show progress or a doubt on stderr."""
         self.console.note(text)
 
+    def give(self, document: Callable[[], dict[str, Any] | str], text: Callable[[], str] | None = None) -> None:
+        """Give the result: its text on stdout or, with --json, its document, which then stands there alone.
+
+        Only the one that is wanted is made. A document that is a text is JSON already.
+        """
+        if self.args.json:
+            self.console.document = document()
+        elif text:
+            self.say(text())
+
     @property
     def progress(self) -> Callable[..., Any]:
         """Open a progress display: `with run.progress(total, label) as progress: progress.advance(1, text)`.
@@ -201,6 +211,7 @@ def command(
         text = "settings (default: %(default)s)"
         parser.add_argument("--config", type=_settings_file, default=settings.default, metavar="FILE", help=text)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--json", action="store_true", help="print one JSON document; all else is on stderr")
     if add_arguments:
         add_arguments(parser)
     parser.set_defaults(flags=[])
@@ -212,22 +223,30 @@ def command(
         given, program = given[: given.index("--")], given[given.index("--") + 1 :]
     args = _with_all_overrides(parser.parse_intermixed_args(given))
     args.program = program
+    if parser.get_default("program") is not None and (bare := [each for each in args.overrides if "=" not in each]):
+        parser.error(f"a program stands behind --, such as: boundby train -- {' '.join(bare)}")
     console = Console()
-    try:
-        with _stops_raise(), console.heartbeat() if has_heartbeat and not program else contextlib.nullcontext():
-            return body(_prepare(args, console, settings)) or DONE
-    except KeyboardInterrupt:
-        console.note("interrupted")
-        return INTERRUPTED
-    except Terminated:
-        console.note("terminated")
-        return TERMINATED
-    except Exception as error:
-        if args.debug:
-            console.note(traceback.format_exc())
-        failure = _as_pipeline_error(error, settings)
-        console.note(f"error: {failure}")
-        return failure.exit_code
+    with console.documented() if args.json else contextlib.nullcontext():
+        try:
+            with _stops_raise(), console.heartbeat() if has_heartbeat and not program else contextlib.nullcontext():
+                code, error = body(_prepare(args, console, settings)) or DONE, None
+        except KeyboardInterrupt:
+            code, error = INTERRUPTED, "interrupted"
+        except Terminated:
+            code, error = TERMINATED, "terminated"
+        except Exception as failed:
+            if args.debug:
+                console.note(traceback.format_exc())
+            failure = _as_pipeline_error(failed, settings)
+            code, error = failure.exit_code, str(failure)
+        if error:
+            console.note(error if code in (INTERRUPTED, TERMINATED) else f"error: {error}")
+            given = console.document if isinstance(console.document, dict) else {}
+            console.document = {**given, "error": error, "exit_code": code}
+        if os.environ.get("RANK", "0") == "0":  # of the processes of a job the first speaks for all
+            console.document = console.document or {"exit_code": code}
+            console.publish()
+    return code
 
 
 def _settings_file(name: str) -> Path:
@@ -289,8 +308,20 @@ def _live(number: str, body: Body, run: Run) -> int:
             decision = steps.decide(number, run.config, layout)
             run.note(f"step {number}: {'runs' if decision.run else 'kept'} ({decision.reason})")
             if not decision.run:
+                run.give(lambda: _told(number, run, "kept", decision.reason))
                 return DONE
-        return _recorded(number, body, run, parts)
+        code = _recorded(number, body, run, parts)
+        run.give(lambda: _told(number, run, STATUS.get(code, "failed"), None))
+        return code
+
+
+def _told(number: str, run: Run, status: str, reason: str | None) -> dict[str, Any]:
+    """Return what --json prints of a step: what the step gave, how it ended, and where its results are."""
+    from utils import steps
+
+    written = [str(path) for path in steps.outputs(number, run.layout) if path.exists()]
+    ended = {"step": number, "title": steps.STEPS[number].title, "status": status, "reason": reason, "files": written}
+    return {**(run.console.document or {}), **ended}
 
 
 def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
@@ -372,13 +403,16 @@ def _stops_raise() -> Iterator[None]:
             raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
 
     previous: dict[int, Any] = {}
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     if threading.current_thread() is threading.main_thread():  # elsewhere the caller keeps its own handling
         previous = {each: signal.getsignal(each) for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN}
     try:
         for each in previous:
             signal.signal(each, stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)  # the runner lets an interrupt wait until here
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         for each, handler in previous.items():
             signal.signal(each, handler)
 

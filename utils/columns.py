@@ -365,7 +365,7 @@ WARM_UP = Meaning(
 )
 HELD = Meaning(
     "held by tensors, and held by PyTorch's allocator, after a visit",
-    is_not="what `nvidia-smi` shows: the CUDA context comes on top",
+    is_not="what the driver's tool shows: the context comes on top",
     section="memory",
 )
 PEAK = Meaning(
@@ -497,8 +497,8 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "gpu_utilization_pct",
         Meaning(
-            "NVML's: the share of its last period (1/6 s to 1 s) in which a kernel ran, averaged over at least 2 s of "
-            "timed work",
+            "the driver's: the share of its last period (1/6 s to 1 s) in which a kernel ran, averaged over at least 2 "
+            "s of timed work",
             is_not="a sign of what limits the model: one tiny kernel after another gives 100 %",
             section="device",
         ),

@@ -3,12 +3,13 @@
 import contextlib
 import io
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from boundby.cli import as_typed
 from boundby.formatting import printable
@@ -32,6 +33,8 @@ class Console:
         self._lock = threading.RLock()
         self._said, self._silent_since = clock(), clock()
         self._progress: Progress | None = None
+        self.document: Any = None
+        self._kept: tuple[TextIO, int] | None = None  # stdout and its descriptor, until the document is there
         for stream in (self.out, self.err):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a console that is not UTF-8 degrades, it does not fail
@@ -45,6 +48,35 @@ class Console:
         """Show progress or a doubt on stderr."""
         self._silent_since = self._clock()
         self._write(self.err, text)
+
+    @contextlib.contextmanager
+    def documented(self) -> Iterator[None]:
+        """Keep stdout in the block for one document: what is said or printed, by other programs too, goes to stderr."""
+        out, stdout = self.out, os.dup(1)
+        out.flush()
+        os.dup2(2, 1)
+        self.out, self._kept = self.err, (out, stdout)
+        try:
+            with contextlib.redirect_stdout(self.err):
+                yield
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
+            self.out, self._kept = out, None
+
+    def publish(self) -> None:
+        """Write the `document` to the stdout that `documented` keeps, unless that is done. A text is JSON already."""
+        if self._kept is None:
+            return
+        (out, stdout), self._kept = self._kept, None
+        from boundby import files
+
+        text = self.document
+        if not isinstance(text, str):
+            text = files.encode_json(text, indent=2, ascii_only=True)  # a console must not change a character of it
+        os.dup2(stdout, 1)
+        self._write(out, text)
+        os.dup2(2, 1)
 
     @contextlib.contextmanager
     def progress(self, total: int | None, label: str, clock: Callable[[], float] | None = None) -> Iterator["Progress"]:

@@ -4,6 +4,8 @@ The runner loads it too, which loads nothing else of ours, so it needs nothing t
 """
 
 import argparse
+import difflib
+import json
 import re
 import sys
 from pathlib import Path
@@ -48,11 +50,24 @@ class Parser(argparse.ArgumentParser):
         if IS_INSTALLED and called.is_relative_to(PIPELINE):
             options = {"prog": as_typed(f"python {called.relative_to(PIPELINE)}"), **options}
         super().__init__(description=description, **options)
+        self._is_documented = False
 
     def format_help(self) -> str:
         """Return the help, of the options too, with commands as they are typed here."""
         return as_typed(super().format_help())
 
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and note whether an error is to be a document."""
+        self._is_documented = "--json" in (sys.argv[1:] if args is None else args)
+        return super().parse_intermixed_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and end the program with 2."""
-        super().error(without(message))
+        message = without(message.replace(", key.sub=value", ""))  # which argparse calls required beside one that is
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        near = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1)
+        if message.startswith("unrecognized") and near:
+            message += f"; did you mean {near[0]}?"
+        if self._is_documented:
+            sys.stdout.write(json.dumps({"error": message, "exit_code": 2}) + "\n")
+        super().error(message)

@@ -420,7 +420,7 @@ class Dataset(TypedDict, total=False):
 
 
 class Device(TypedDict, total=False):
-    """On which device, as `boundby.device.describe` gives it."""
+    """On which device, as `boundby.device.describe` gives it; of a GPU also which, and of how many that torch sees."""
 
     type: str
     threads: int
@@ -431,6 +431,8 @@ class Device(TypedDict, total=False):
     cuda: str | None
     rocm: str
     architecture: str
+    uuid: str
+    visible_gpus: int
 
 
 class Agreement(TypedDict, total=False):

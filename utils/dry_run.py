@@ -45,7 +45,7 @@ def _step_flags(parser: argparse.ArgumentParser) -> None:
 
 def _show(numbers: Sequence[str], run: Run) -> None:
     config, layout = run.config, run.layout
-    minutes, unknown = 0.0, []
+    minutes, unknown, listed = 0.0, [], []
     # The Hub answers while the steps are decided.
     download = ThreadPoolExecutor(1).submit(_download, config) if "01" in numbers else None
     for number in numbers:
@@ -57,16 +57,32 @@ def _show(numbers: Sequence[str], run: Run) -> None:
         seconds, uncounted = _seconds(number, config, layout) if decision.run else (0.0, None)
         unknown += [uncounted] if uncounted else []
         minutes += seconds / 60
-    if download:
-        run.say(f"download: {download.result()}")
+        listed.append({"step": number, "title": step.title, "runs": decision.run, "reason": decision.reason})
+    fetched = download.result() if download else None
+    document = _document(layout) if "02" in numbers else None
+    forecast = (document or {}).get("memory")
+    comparable = _to_compare(document, config) if "02" in numbers else None
+    price = config.pod.price_per_hour
+    if fetched:
+        run.say(f"download: {fetched}")
     run.say(f"results: {layout.results}")
-    run.say(_estimate(minutes, unknown, config.pod.price_per_hour))
-    if "02" in numbers:
-        document = _document(layout)
-        if forecast := (document or {}).get("memory"):
-            run.say(f"memory, by the sweep that lies there: {told(forecast)}")
-        if said := _to_compare(document, config):
-            run.say(said)
+    run.say(_estimate(minutes, unknown, price))
+    if forecast:
+        run.say(f"memory, by the sweep that lies there: {told(forecast)}")
+    if comparable:
+        run.say(comparable)
+    run.give(
+        lambda: {
+            "steps": listed,
+            "download": fetched,
+            "results": str(layout.results),
+            "estimated_minutes": round(minutes, 1),
+            "estimated_cost": None if price is None else minutes / 60 * price,
+            "not_counted": unknown,
+            "memory": forecast,
+            "to_compare": comparable,
+        }
+    )
 
 
 def _decision(number: str, run: Run) -> steps.Decision:

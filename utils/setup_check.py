@@ -1,5 +1,6 @@
 """The checks of step 00: the machine, what the settings ask of it, and on request the model itself."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,16 +10,11 @@ from utils.config import QUICKSTART, Config
 from utils.errors import EnvironmentLacksError, InputError
 
 
-def show(run: Run, text: str) -> None:
-    """Show `text` on stdout, or, where JSON of the machine stands there, on stderr."""
-    (run.note if run.args.json else run.say)(text)
-
-
 def check_machine(run: Run) -> None:
     """Show what `setup/verify.py` finds. Raises EnvironmentLacksError when it finds something lacking."""
     command = [sys.executable, str(ROOT / "setup" / "verify.py"), *(["--json"] if run.args.json else [])]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
-    run.say(found.stdout.rstrip())
+    run.give(lambda: json.loads(found.stdout), found.stdout.rstrip)
     if found.returncode != 0:
         problems = found.stderr.strip() or "see the lines above"
         raise EnvironmentLacksError(f"the environment is not ready: {problems}")
@@ -50,9 +46,9 @@ def check_model(run: Run) -> None:
     data.check_receipt(config, run.layout, source)
     device = pick_device(config.model.device)
     loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)
-    show(run, "\n".join(models.summarize(loaded).lines()))
+    run.say("\n".join(models.summarize(loaded).lines()))
     max_length, _ = models.effective_max_length(loaded, config.profiling.max_length)
     texts = models.agreement_texts(data.load_texts(run.layout).texts)
     agreement = models.agreement(loaded, texts, max_length)
     agreement.require(config.evaluation.min_agreement)
-    show(run, f"batched and one-by-one labels agree on {agreement.share:.1%} of {agreement.rows} texts")
+    run.say(f"batched and one-by-one labels agree on {agreement.share:.1%} of {agreement.rows} texts")

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from boundby.inference.precision import Precision, to_int8
+
 Library = Literal["onnxruntime", "openvino"]
 Session = Callable[[np.ndarray, np.ndarray], np.ndarray]
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "logits"
@@ -73,12 +75,12 @@ def convert(model: Any, library: Library, folder: Path) -> Path:
         if library == "openvino":
             import openvino
 
-            path = folder / "model.xml"
+            path = file_of(folder, library)
             openvino.save_model(openvino.convert_model(module, example_input=example), path, compress_to_fp16=False)
             return path
         from torch.onnx import export
 
-        path, any_size = folder / "model.onnx", dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
+        path, any_size = file_of(folder, library), dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
         program = export(
             module,
             tuple(example.values()),
@@ -98,7 +100,7 @@ def quantized(path: Path, engine: Engine, texts: Iterable[np.ndarray]) -> Path:
 
     ONNX Runtime finds the range of each input as it comes; OpenVINO's are calibrated with the token ids of `texts`.
     """
-    target = path.with_name(f"int8{path.suffix}")
+    target = file_of(path.parent, engine.library, "int8")
     if engine.library == "onnxruntime":
         import onnx
         from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -136,6 +138,18 @@ def open_session(path: Path, engine: Engine, threads: int) -> Session:
     settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
     request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
     return lambda *inputs: request.infer(dict(zip(INPUTS, inputs, strict=True)), share_inputs=True)[0].copy()
+
+
+def as_precision(name: str, session: Session) -> Precision:
+    """Return this engine as a predictor takes it."""
+    precision = ENGINES[name].precision
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    return Precision(name, dtype, convert=to_int8 if precision == "int8" else None, session=session)
+
+
+def file_of(folder: Path, library: Library, precision: str = "float32") -> Path:
+    """Return the file of a converted model in this folder."""
+    return folder / f"{'int8' if precision == 'int8' else 'model'}.{'xml' if library == 'openvino' else 'onnx'}"
 
 
 def file_bytes(path: Path) -> int:

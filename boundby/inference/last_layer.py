@@ -2,13 +2,14 @@
 
 Of the last layer every token's key and value is needed, and nothing else but the state of those tokens. Hooks on a
 working copy see to that, whatever the layer computes: it runs on the chosen rows alone, and only what attends in it
-gets all of them. The states that leave the layer have their usual shape, zeros where nothing was computed. Outside of
-`reading` the copy computes as ever.
+gets all of them. Where keys and values are plain products of the states, not even these are computed: a query goes
+through the weights of the keys instead, and what it sees through those of the values. The states that leave the layer
+have their usual shape, zeros where nothing was computed. Outside of `reading` the copy computes as ever.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 CHOSEN = "boundby_attends_for_chosen_rows"  # an attribute of what attends in a trimmed layer
+DEFERRED = "boundby_deferred"  # another: names of its keys and values that are not computed
 _local = threading.local()  # the rows that this thread's forward is to compute, and what entered the last layer
 
 
@@ -31,13 +33,14 @@ class _Layout:
     norm: str | None
     queries: str | None
     output: str | None
+    sources: tuple[str, str] | None = None  # keys and values, where attention takes them as they are
 
 
 LAYOUTS = (
     _Layout("self_attn", "input_layernorm", "q_proj", "o_proj"),  # Llama, Mistral, Qwen and their kin
     _Layout("attn", "ln_1", None, "c_proj"),  # GPT-2
-    _Layout("attention.self", None, "query", None),  # BERT, RoBERTa, ELECTRA
-    _Layout("attention", None, "q_lin", "out_lin"),  # DistilBERT
+    _Layout("attention.self", None, "query", None, ("key", "value")),  # BERT, RoBERTa, ELECTRA
+    _Layout("attention", None, "q_lin", "out_lin", ("k_lin", "v_lin")),  # DistilBERT
 )
 
 
@@ -65,6 +68,72 @@ def trim(model: Any) -> None:
         _before(attention.get_submodule(layout.output), _choose)
     else:
         _after(attention, _choose)
+
+
+class Deferred(nn.Module):
+    """Keys or values that are not computed: the weights, `[heads, width, hidden]`, for those who attend to bring in."""
+
+    def __init__(self, layer: nn.Linear, heads: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        weight = layer.weight.detach().to(dtype).view(heads, -1, layer.in_features)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        bias = None if layer.bias is None else layer.bias.detach().to(dtype).view(heads, 1, -1)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the states as they are."""
+        return states
+
+
+def defer(model: Any, original: Any, dtype: torch.dtype) -> None:
+    """Leave keys and values of a trimmed layer to `attend_deferred`, where its layout and shapes allow that.
+
+    The weights are those of `original`, since a working copy may have them in another form.
+    """
+    found, source = _find(model), _find(original)
+    if found is None or source is None or found[1].sources is None:
+        return
+    attention, given = (layer.get_submodule(layout.attention) for layer, layout in (found, source))
+    heads = getattr(original.config, "num_attention_heads", 0)
+    names = found[1].sources
+    linears = [getattr(given, name, None) for name in names]
+    if not all(type(each) is nn.Linear and each.in_features == each.out_features for each in linears):
+        return
+    for name, linear in zip(names, linears, strict=True):
+        setattr(attention, name, Deferred(cast(nn.Linear, linear), heads, dtype))
+    setattr(attention, DEFERRED, names)
+
+
+def attend_deferred(
+    module: Any,
+    query: torch.Tensor,
+    states: torch.Tensor,
+    parts: Sequence[tuple[slice, int, int]],
+    masks: Sequence[torch.Tensor | None],
+    scale: float | None,
+) -> torch.Tensor | None:
+    """Return the attention of one query for each text, `[texts, heads, width]`; None in a layer that has its keys.
+
+    `query` is `[heads, texts, width]`, `states` `[tokens, hidden]`; `parts` are the tokens, texts and length of each
+    group of texts of one length, `masks` what is visible in each, `[texts, 1, length]`. The bias of the keys adds the
+    same to all scores of a query, and so nothing.
+    """
+    names = getattr(module, DEFERRED, None)
+    if names is None:
+        return None
+    keys, values = (getattr(module, name) for name in names)
+    query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
+    asked = torch.bmm(query, keys.weight).transpose(0, 1).contiguous()
+    seen, first = [], 0
+    for (part, texts, length), mask in zip(parts, masks, strict=True):
+        group = states[part].view(texts, length, -1)
+        scores = torch.bmm(asked[first : first + texts], group.transpose(1, 2)).float()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        seen.append(torch.bmm(scores.softmax(dim=-1).to(group.dtype), group))
+        first += texts
+    answer = torch.bmm(torch.cat(seen).transpose(0, 1), values.weight.transpose(1, 2))
+    return (answer if values.bias is None else answer + values.bias).transpose(0, 1)
 
 
 @contextlib.contextmanager

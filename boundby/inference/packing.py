@@ -156,32 +156,55 @@ def grouped_attention(
     attend = partial(
         functional.scaled_dot_product_attention, scale=settings.get("scaling"), enable_gqa=heads != key.shape[1]
     )
-    rows, first, answers = last_layer.rows_of(module), 0, []
+    rows = last_layer.rows_of(module)
+    if rows is not None:
+        return _of_chosen(module, (query, key, value), rows, (before, after), settings.get("scaling")), None
     for start, texts, length in current.groups:
         part = slice(start, start + texts * length)
-        k, v = (_grouped(states, part, texts, length) for states in (key, value))
+        q, k, v = (_grouped(states, part, texts, length) for states in (query, key, value))
         reaches_start, reaches_end = not 0 <= before < length - 1, not 0 <= after < length - 1
-        if rows is None:
-            q = _grouped(query, part, texts, length)
-            answer = out[0, part].view(texts, length, heads, -1)
-            if _is_short(length, query.dtype) and k.shape[-1] == v.shape[-1]:
-                sides = UNLIMITED if reaches_start else before, UNLIMITED if reaches_end else after
-                answer.copy_(_short_attention(q, k, v, _added(length, *sides), settings.get("scaling")).transpose(1, 2))
-                continue
-            is_causal = reaches_start and after == 0 and length > 1
-            mask = None if is_causal or (reaches_start and reaches_end) else _visible(length, before, after, q.device)
-            answer.copy_(attend(q, k, v, mask, is_causal=is_causal).transpose(1, 2))
+        answer = out[0, part].view(texts, length, heads, -1)
+        if _is_short(length, query.dtype) and k.shape[-1] == v.shape[-1]:
+            sides = UNLIMITED if reaches_start else before, UNLIMITED if reaches_end else after
+            answer.copy_(_short_attention(q, k, v, _added(length, *sides), settings.get("scaling")).transpose(1, 2))
             continue
+        is_causal = reaches_start and after == 0 and length > 1
+        mask = None if is_causal or (reaches_start and reaches_end) else _visible(length, before, after, q.device)
+        answer.copy_(attend(q, k, v, mask, is_causal=is_causal).transpose(1, 2))
+    return out, None
+
+
+def _of_chosen(
+    module: Any, given: Sequence[torch.Tensor], rows: torch.Tensor, window: tuple[int, int], scale: float | None
+) -> torch.Tensor:
+    """Return attention of one token of each text, `[1, tokens, heads, width]`; what other rows hold is undefined."""
+    current: Pack = _local.pack
+    query, key, value = given
+    (before, after), heads = window, query.shape[1]
+    parts, masks, first = [], list[torch.Tensor | None](), 0
+    for start, texts, length in current.groups:
         chosen = rows[first : first + texts]
         first += texts
-        mask = None
-        if not (reaches_start and (reaches_end or current.is_causal)):
-            places = torch.arange(texts, device=rows.device) * length + start
-            mask = _visible(length, before, after, query.device)[chosen - places][:, None, None]
-        answers.append(attend(query[0, :, chosen].transpose(0, 1)[:, :, None], k, v, mask)[:, :, 0])
-    if rows is not None:
-        out[0, rows] = torch.cat(answers)
-    return out, None
+        parts.append((slice(start, start + texts * length), texts, length))
+        if not 0 <= before < length - 1 and (not 0 <= after < length - 1 or current.is_causal):
+            masks.append(None)
+            continue
+        places = torch.arange(texts, device=rows.device) * length + start
+        masks.append(_visible(length, before, after, query.device)[chosen - places][:, None])
+    queries = query[0, :, rows]
+    answers = last_layer.attend_deferred(module, queries, key[0].transpose(0, 1).flatten(1), parts, masks, scale)
+    if answers is None:
+        attend = partial(functional.scaled_dot_product_attention, scale=scale, enable_gqa=heads != key.shape[1])
+        several, first = [], 0
+        for (part, texts, length), mask in zip(parts, masks, strict=True):
+            k, v = (_grouped(states, part, texts, length) for states in (key, value))
+            q = queries[:, first : first + texts].transpose(0, 1)[:, :, None]
+            several.append(attend(q, k, v, None if mask is None else mask[:, None])[:, :, 0])
+            first += texts
+        answers = torch.cat(several)
+    out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
+    out[0, rows] = answers
+    return out
 
 
 def _is_short(length: int, dtype: torch.dtype) -> bool:

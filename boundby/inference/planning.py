@@ -65,7 +65,7 @@ class PrecisionChoice:
     """The options to predict with; of each precision tried a report and its least seconds; why others were refused.
 
     `check_texts` are those of the predictors that were tried: with others, eight bits are rounded otherwise. `report`
-    is that of the chosen precision, without the guard.
+    is that of the chosen precision, without the guard; `reference` the logits it compares with.
     """
 
     options: PredictorOptions
@@ -73,6 +73,7 @@ class PrecisionChoice:
     seconds: dict[str, float]
     reasons: tuple[str, ...]
     check_texts: Sequence[str]
+    reference: np.ndarray
 
     @property
     def report(self) -> ExactnessReport:
@@ -91,9 +92,10 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Return the fastest precision that `rule` allows on this sample, with its guard; `options` give the rest.
 
-    `precisions` are those to choose from, `float32` among them; None: those in which the model's device is fast.
+    `precisions` are those to choose from; None: those in which the model's device is fast.
 
-    The sample should hold 2,000 texts drawn at random, or all there are. In `same` the guard is `same_guard`.
+    The sample should hold 2,000 texts drawn at random, or all there are. In `same` the guard is `same_guard`. Raises
+    ValueError, with the reasons, where none is allowed.
     """
     require_classifier(model, tokenizer)
     tokens = tokenize(tokenizer, sample.texts, options.max_length)
@@ -128,13 +130,16 @@ def choose_precision(
         if margin is None:
             continue
         tried.append((report, predictor.with_guard_margin(margin)))
+    if not tried:
+        raise ValueError("; ".join(reasons))
     seconds = {report.precision: math.inf for report, _ in tried}
     for _ in range(ROUNDS):  # they take turns, computing near ties included
         for report, predictor in tried:
             spent = predictor.predict_tokens(tokens).seconds
             seconds[report.precision] = min(spent.compute_s + spent.transfer_s, seconds[report.precision])
     best = min(tried, key=lambda one: seconds[one[0].precision])[1]
-    return PrecisionChoice(best.options, tuple(report for report, _ in tried), seconds, tuple(reasons), check_texts)
+    reports = tuple(report for report, _ in tried)
+    return PrecisionChoice(best.options, reports, seconds, tuple(reasons), check_texts, reference)
 
 
 def _guard(

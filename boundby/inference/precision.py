@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -263,13 +264,15 @@ def weight_bytes(model: nn.Module) -> int:
 class Precision:
     """A dtype of weights and activations, and whether float32 products may be rounded as torch's fastest kernels do.
 
-    `convert` changes a working copy further, in place.
+    `convert` changes a working copy further, in place. With `session` another library computes: token ids and mask in,
+    logits out; dtype and `convert` then say how it rounds.
     """
 
     name: str
     dtype: torch.dtype
     fast_products: bool = False
     convert: Callable[[nn.Module], None] | None = None
+    session: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 
     @property
     def keeps_weights(self) -> bool:

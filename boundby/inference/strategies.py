@@ -102,6 +102,8 @@ class Packed(Strategy):
     def __init__(self, model: Any, tokenizer: Any, precision: Precision, trims: bool, *, attention: str) -> None:
         super().__init__(model, tokenizer, precision, trims)
         packing.register()
+        if trims and attention == packing.GROUPED:
+            last_layer.defer(self.model, model, precision.dtype)
         self.name = "packed, variable-length attention" if attention == packing.VARLEN else "packed, by length"
         self._attention = attention
         ropes = (str(getattr(module, "rope_type", "")) for module in self.model.modules())
@@ -184,14 +186,44 @@ class Padded(Strategy):
         return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
+class Converted(Strategy):
+    """Texts padded with a mask, through the model as another library has converted it."""
+
+    name = "converted, padded with a mask"
+    own_head = False
+
+    def __init__(self, model: Any, tokenizer: Any, precision: Precision) -> None:
+        self.device: torch.device = model.device
+        self.trims = False
+        self.model = model
+        self._session = precision.session
+        self._pad_id = padding_id(model, tokenizer)
+
+    def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
+        """Return padded batches."""
+        return token_budget_batches(lengths, budget)
+
+    def logits(self, tokens: Tokens, rows: Sequence[int]) -> torch.Tensor:
+        """Return the logits of one batch. Raises ValueError with what the library says."""
+        batch = collate(tokens, rows, self._pad_id, self.device)
+        assert self._session
+        try:
+            found = self._session(batch.input_ids.numpy(), batch.attention_mask.numpy())
+        except Exception as error:  # libraries raise anything
+            raise ValueError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
+        return torch.from_numpy(found).float()
+
+
 def candidates(
     model: Any, tokenizer: Any, precision: Precision, trims: bool
 ) -> list[tuple[str, Callable[[], Strategy]]]:
     """Return the strategies this model seems to support, fastest first: a name and a callable that makes each.
 
     Each comes first with its last layer trimmed, if `trims` and the model is of a kind that can be. The last one,
-    `masked`, asks nothing of the model.
+    `masked`, asks nothing of the model. A converted model has one way.
     """
+    if precision.session:
+        return [("converted", partial(Converted, model, tokenizer, precision))]
     ways: list[tuple[str, Callable[..., Strategy]]] = []
     has_known_head = _has_known_head(model)
     if has_known_head:

@@ -1,39 +1,42 @@
 """The fixes of a training loop that can be tried here, each in rounds of steps with and without it, in turn.
 
-What is predicted of a fix is its part of a step, timed alone with and without it, in the place that this part has in
-the steps of the run. The bound is Amdahl's law: what is left if that part vanishes.
+What is predicted of a fix is its part of a step, timed alone with and without it, in the place that this part has in a
+round of steps. The bound is Amdahl's law: what is left if that part vanishes.
 """
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import psutil
 import torch
 
 from boundby.device import is_gpu
 from boundby.disturbance import Watch, usable_cpus
 from boundby.inference.strategies import COMPILE_OPTIONS, compile_obstacle
 from boundby.roofline import Interval
-from boundby.timer import Timer, Work
+from boundby.stats import estimate
+from boundby.timer import Timer
 from boundby.training import stages
 from boundby.training.judgement import LARGEST
-from boundby.training.steps import IN_NO_STAGE, Share
 from boundby.trials import Candidate, Made, Tried, try_out
 from boundby.verdict import Fix, Gain, Untried
 
-WORK = (stages.FORWARD, stages.BACKWARD)
-IN_A_ROUND = (stages.DATA, stages.H2D, *WORK, stages.CLIP, stages.OPTIMIZER, stages.ZERO_GRAD, IN_NO_STAGE)
-PARTS = {"worker_processes": (stages.DATA,), "pin_memory": (stages.H2D,), "fused_optimizer": (stages.OPTIMIZER,)}
+WORK = "forward and backward"
+PARTS = {"worker_processes": stages.DATA, "pin_memory": stages.H2D, "fused_optimizer": stages.OPTIMIZER}
 MOST_WORKERS = 2
 AHEAD = 2  # batches that each worker makes before they are asked for, as is the default of a DataLoader
 PART_ERROR = 0.10  # of the factor of a part timed alone, as of a forward's (`boundby.prediction`), on its logarithm
-WORKERS_ERROR = 0.15  # the processes share caches and memory with the training
 REST_ERROR = 0.03  # of the step around the part
+ROUNDS, LOADED = 5, 3  # to tell the parts of a step, and what workers take
+PART_BLOCKS, LEAST_BLOCKS, BLOCK = 15, 5, 5  # calls of a part with and without a fix, in turn
 PART_BUDGET_S = 6.0  # to time one part alone
+TICK_S = 0.01  # in which the system counts the time of processes
 COMPILE_S = 40.0  # forward and backward of a small model
 
 
@@ -81,13 +84,21 @@ class Loop:
         workers = recipe.workers if change.workers is None else change.workers
         self.batches: Iterable[Any] = recipe.batches(workers, recipe.is_pinned or change.pins)
 
-    def round(self) -> None:
-        """Run the steps of a round."""
-        for number, batch in enumerate(self.batches, 1):
-            self.learn(self._recipe.move(batch))
+    def round(self, ended: Callable[[str], object] = lambda part: None) -> None:
+        """Run the steps of a round; `ended` is told each part of a step when it is over."""
+        batches, number = iter(self.batches), 0
+        while (batch := next(batches, None)) is not None:
+            ended(stages.DATA)
+            number += 1
+            batch = self._recipe.move(batch)
+            ended(stages.H2D)
+            self.learn(batch)
+            ended(WORK)
             if number % self._recipe.accumulate == 0:
                 self.update()
+                ended(stages.OPTIMIZER)
                 self._optimizer.zero_grad()
+                ended(stages.ZERO_GRAD)
 
     def learn(self, batch: Any) -> None:
         """Run forward and backward on a batch that is on the device."""
@@ -109,25 +120,32 @@ class Loop:
         return torch.autocast(on, dtype=torch.bfloat16) if self._change.autocasts else nullcontext()
 
 
+def processor_time_beside() -> float:
+    """Return the processor time that the processes have taken which this one started."""
+    times = [each.cpu_times() for each in psutil.Process().children(recursive=True)]
+    return float(sum(each.user + each.system for each in times))
+
+
 def try_fixes(  # noqa: PLR0913  (a training, what is known of it, and the instruments)
     recipe: Recipe,
-    shares: Sequence[Share],
     timer: Timer,
     *,
     budget_s: float,
     watch: Watch | None = None,
     told: Callable[[str, float], object] = lambda text, left_s: None,
     pause: Callable[[float], object] = time.sleep,
+    spent_beside_s: Callable[[], float] = processor_time_beside,
 ) -> Tried:
     """Return what each fix did to the speed of the steps, beside what was predicted of it; and which were not tried.
 
-    `shares` are the stages of the run as a verdict gives them. The trials take about `budget_s`, and the predictions
-    some seconds more. The models of the trials are copies. What a fix raises is the reason why it was not tried.
+    The trials take about `budget_s`, and the predictions some seconds more. The models of the trials are copies. What
+    a fix raises is the reason why it was not tried. `spent_beside_s` returns the processor time of the processes that
+    this one has started.
     """
-    known = _Known(recipe, {each.name: each.step_s for each in shares if each.name in IN_A_ROUND}, timer, pause)
     changes, untried = _changes(recipe)
     base, tried = Loop(recipe, Change()), Tried()
     try:
+        known = _Known(recipe, _parts(base, timer), timer, pause, spent_beside_s)
         gains = [gain for fix, change in changes for gain in known.gain(base, fix, change)]
         for is_last in (
             False,
@@ -167,93 +185,132 @@ def _changes(recipe: Recipe) -> tuple[list[tuple[Fix, Change]], list[Untried]]:
     return able, [Untried(fix, "not_possible", reason) for fix, _, reason in listed if reason is not None]
 
 
+def _parts(base: Loop, timer: Timer) -> dict[str, float]:
+    """Return the seconds that each part takes in a round, the median of some."""
+    rounds: list[dict[str, float]] = []
+    for _ in range(ROUNDS + 1):
+        seconds: dict[str, float] = {}
+        timer.synchronize()
+        last = timer.clock()
+
+        def ended(part: str, seconds: dict[str, float] = seconds) -> None:
+            nonlocal last
+            timer.synchronize()
+            now = timer.clock()
+            seconds[part] = seconds.get(part, 0.0) + now - last
+            last = now
+
+        base.round(ended)
+        rounds.append(seconds)
+    return {part: statistics.median(seconds[part] for seconds in rounds[1:]) for part in rounds[0]}
+
+
 @dataclass(frozen=True)
 class _Known:
-    """The seconds of the stages of a step that a round has too."""
+    """The seconds of each part of a round."""
 
     recipe: Recipe
     seconds: dict[str, float]
     timer: Timer
     pause: Callable[[float], object]
+    spent_beside_s: Callable[[], float]
 
     @property
-    def step_s(self) -> float:
+    def round_s(self) -> float:
         return sum(self.seconds.values())
 
-    def share(self, *names: str) -> float:
-        return sum(self.seconds.get(name, 0.0) for name in names) / self.step_s
-
     def gain(self, base: Loop, fix: Fix, change: Change) -> Iterator[Gain]:
-        """Yield the bound of a fix and, where its part can be timed alone, its prediction; nothing of unknown steps."""
-        if not self.step_s:
-            return
-        parts = PARTS.get(fix.kind, WORK)
-        share = self.share(*parts)
+        """Yield the bound of a fix and, where its part can be timed alone, its prediction."""
+        part = PARTS.get(fix.kind, WORK)
+        share = self.seconds.get(part, 0.0) / self.round_s
         # What is done beside the rest still takes its own time, shared by those who do it.
         beside = {"worker_processes": share / (change.workers or 1), "pin_memory": share}.get(fix.kind, 0.0)
         left = max(1 - share, beside)
         at_most = min(LARGEST, 1 / left) if left > 0 else LARGEST
-        basis = f"{' and '.join(parts)}: {100 * share:.1f} % of these steps"
         predicted = None
         if not (change.pins or change.compiles):
             try:
-                predicted = self._loaded_beside(change) if change.workers else self._part(base, fix, change, share)
+                predicted = self._loaded_beside(base, change) if change.workers else self._part(base, change, share)
             except Exception:  # the trial will say what it is
                 predicted = None
-        yield Gain(fix, at_most, basis, predicted and _capped(predicted, at_most))
+        yield Gain(
+            fix, at_most, f"{part}: {100 * share:.1f} % of these steps", predicted and _capped(predicted, at_most)
+        )
 
-    def _part(self, base: Loop, fix: Fix, change: Change, share: float) -> Interval | None:
-        """Return the factor of a step whose part changes as it does alone."""
+    def _part(self, base: Loop, change: Change, share: float) -> Interval:
+        """Return the factor of a step whose part changes as it does alone, right after what comes before it."""
         batch = self.recipe.move(next(iter(base.batches)))
         other = Loop(self.recipe, change)
 
-        def work(loop: Loop) -> Work:
-            loop.learn(batch)
-            return loop.update if change.is_fused else partial(loop.learn, batch)
+        def seconds(loop: Loop) -> float:
+            if not change.is_fused:
+                return self.timer.isolated(partial(loop.learn, batch))
+            loop.learn(batch)  # which leaves other things in the caches than an update does
+            return self.timer.isolated(loop.update)
 
+        factors: list[float] = []
         try:
-            alone = try_out(
-                work(base), [Candidate(fix, lambda: Made(work(other)))], self.timer, budget_s=PART_BUDGET_S
-            ).trials
+            for loop in (base, other) * BLOCK:
+                seconds(loop)
+            start = self.timer.clock()
+            while len(factors) < LEAST_BLOCKS or (
+                len(factors) < PART_BLOCKS and self.timer.clock() - start < PART_BUDGET_S
+            ):
+                pairs = [(seconds(base), seconds(other)) for _ in range(BLOCK)]
+                factors.append(statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs))
         finally:
             other.close()
-        if not alone:
-            return None
-        factor = alone[0].measured
+        factor = Interval.of(estimate(factors))
         noise = math.log(factor.high / factor.low) / 2
         apart = math.exp(math.hypot(noise, PART_ERROR))
         value, low, high = (
             1 / (1 - share + share / each) for each in (factor.value, factor.value / apart, factor.value * apart)
         )
-        return _widened(value, math.hypot(math.log(high / low) / 2, REST_ERROR))
+        error = math.hypot(math.log(high / low) / 2, REST_ERROR)
+        return Interval(value, value * math.exp(-error), value * math.exp(error))
 
-    def _loaded_beside(self, change: Change) -> Interval:
-        """Return the factor of steps whose batches other processes load: the slower of both is left.
+    def _loaded_beside(self, base: Loop, change: Change) -> Interval:
+        """Return the factor of a round whose batches other processes load: the slower of both is left.
 
-        A batch that is ready is still handed over, and without a core to spare the loading takes time from the rest.
+        A batch that is ready is still handed over, and the first one of a round is waited for. With a core to spare
+        the loading takes nothing from the rest. Without, it takes at most all of its own processor time, since threads
+        that compute together wait for the one that was interrupted; at least nothing, since they do not always compute.
         """
-        workers, data_s = change.workers or 0, self.seconds.get(stages.DATA, 0.0)
+        workers = change.workers or 0
         loader = self.recipe.batches(workers, self.recipe.is_pinned)
         count = sum(1 for _ in loader)  # which starts them
+        at_hand = min(AHEAD * workers, count - 2)
+        spent_s, rounds = self.spent_beside_s(), [self._loaded(base, loader, count, at_hand) for _ in range(LOADED)]
+        first_s, each_s, handed_s = (statistics.fmean(column) for column in zip(*rounds, strict=True))
+        loading_s, handing_s = (first_s + (count - 1) * seconds for seconds in (each_s, handed_s))
+        spent_s = (self.spent_beside_s() - spent_s + TICK_S) / LOADED
+        cores, threads = len(usable_cpus()), torch.get_num_threads()
+        others_s = self.round_s - self.seconds.get(stages.DATA, 0.0) + handing_s
+        takes_s = 0.0 if threads + workers <= cores or is_gpu(self.recipe.device) else min(spent_s, cores * loading_s)
+        least_s = max(loading_s, others_s, (others_s + takes_s) / cores)
+        most_s = max(loading_s, others_s + takes_s)
+        ends = self.round_s / most_s, self.round_s / least_s
+        return Interval(math.sqrt(ends[0] * ends[1]), ends[0] * math.exp(-REST_ERROR), ends[1] * math.exp(REST_ERROR))
+
+    def _loaded(self, base: Loop, loader: Iterable[Any], count: int, at_hand: int) -> tuple[float, float, float]:
+        """Return the seconds until the first batch of a round, of loading each, and of handing one over that is ready.
+
+        That one is asked for after a batch was learnt from, when caches hold other things and the workers sleep.
+        """
+        start = self.timer.clock()
         batches = iter(loader)
-
-        def mean(of: int) -> float:
-            return sum(self.timer.isolated(lambda: next(batches)) for _ in range(of)) / of
-
-        at_hand = min(AHEAD * workers, count - 1)
-        loading_s = mean(count - at_hand)
-        self.pause(AHEAD * workers * loading_s)  # until the others are ready
-        handing_s = mean(at_hand)
-        a_step = self.recipe.accumulate
-        threads = torch.get_num_threads()
-        takes_s = 0.0 if threads < len(usable_cpus()) or is_gpu(self.recipe.device) else data_s / threads
-        beside_s = self.step_s - data_s + a_step * handing_s + takes_s
-        slower_s = max(a_step * loading_s, beside_s)
-        return _widened(self.step_s / slower_s, math.hypot(WORKERS_ERROR * self.share(stages.DATA), REST_ERROR))
-
-
-def _widened(value: float, error: float) -> Interval:
-    return Interval(value, value * math.exp(-error), value * math.exp(error))
+        batch = next(batches)
+        first_s = self.timer.clock() - start
+        others = count - 1 - at_hand
+        each_s = sum(self.timer.isolated(lambda: next(batches)) for _ in range(others)) / others
+        self.pause(max(10 * TICK_S, at_hand * each_s))  # until the others are ready
+        handed_s = 0.0
+        for _ in range(at_hand):
+            base.learn(self.recipe.move(batch))
+            start = self.timer.clock()
+            batch = next(batches)
+            handed_s += self.timer.clock() - start
+        return first_s, each_s, handed_s / at_hand
 
 
 def _capped(predicted: Interval, at_most: float) -> Interval:

@@ -14,6 +14,7 @@ import pytest
 
 from boundby import environment
 from boundby.environment import (
+    hardware,
     host_id,
     machine,
     machine_fingerprint,
@@ -40,7 +41,7 @@ class NvmlError(Exception):
     pass
 
 
-def nvml(names: list[str | bytes], driver: str | bytes = "595.10", gpu_bytes: int = 80 * 10**9) -> SimpleNamespace:
+def nvml(names: list[str | bytes], driver: str | bytes = "595.10", gpu_bytes: int = 80 * 10**9, uuids: int = 0):
     return SimpleNamespace(
         NVMLError=NvmlError,
         nvmlInit=lambda: None,
@@ -49,6 +50,7 @@ def nvml(names: list[str | bytes], driver: str | bytes = "595.10", gpu_bytes: in
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetName=lambda index: names[index],
         nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=gpu_bytes),
+        nvmlDeviceGetUUID=lambda index: f"GPU-{uuids + index}",
         nvmlSystemGetDriverVersion=lambda: driver,
     )
 
@@ -99,10 +101,12 @@ def test_what_changes_digits_is_recorded_and_what_says_where_to_write_is_not(mon
 
 
 @pytest.mark.parametrize("names", [["NVIDIA H100"] * 2, [b"NVIDIA H100"] * 2], ids=["str", "bytes"])
-def test_gpus_are_described_by_name_memory_and_driver(names, monkeypatch):
+def test_gpus_are_described_by_name_memory_uuid_and_driver(names, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml(names, driver=b"595.10"))
     found = machine()
-    assert found["gpus"] == [{"name": "NVIDIA H100", "memory_bytes": 80 * 10**9}] * 2
+    card = {"name": "NVIDIA H100", "memory_bytes": 80 * 10**9}
+    assert found["gpus"] == [{**card, "uuid": "GPU-0"}, {**card, "uuid": "GPU-1"}]
+    assert hardware()["gpus"] == [card, card]  # so that equal machines stay equal
     assert found["driver"] == "595.10"
 
 
@@ -127,11 +131,13 @@ def test_the_gpus_of_amd_are_described_by_amdsmi_where_nvml_finds_none(monkeypat
         amdsmi_get_processor_handles = staticmethod(lambda: ["first", "second"])
         amdsmi_get_gpu_asic_info = staticmethod(lambda handle: {"market_name": "AMD Instinct MI300X"})
         amdsmi_get_gpu_memory_total = staticmethod(lambda handle, kind: 192 * 10**9)
+        amdsmi_get_gpu_device_uuid = staticmethod(lambda handle: f"{handle}-uuid")
         amdsmi_get_gpu_driver_info = staticmethod(lambda handle: {"driver_version": "6.14.14"})
 
     monkeypatch.setitem(sys.modules, "amdsmi", Amdsmi)
     found = machine()
-    assert found["gpus"] == [{"name": "AMD Instinct MI300X", "memory_bytes": 192 * 10**9}] * 2
+    card = {"name": "AMD Instinct MI300X", "memory_bytes": 192 * 10**9}
+    assert found["gpus"] == [{**card, "uuid": "first-uuid"}, {**card, "uuid": "second-uuid"}]
     assert (found["driver"], "gpus_reason" in found) == ("6.14.14", False)
 
 

@@ -57,6 +57,42 @@ def test_only_the_token_that_the_head_reads_goes_through_the_last_layer(family, 
     assert way != "grouped" or family not in QUERIES or queries == [sum(LENGTHS), len(LENGTHS)]
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "qwen2"])
+def test_keys_and_values_of_the_last_layer_are_not_computed_where_they_are_plain_products(family, tokens):
+    model = built(family)
+    strategy = dict(strategies.candidates(model, None, PRECISIONS["float32"], True))["grouped, trimmed"]()
+    deferred = [name for name, module in strategy.model.named_modules() if isinstance(module, last_layer.Deferred)]
+    last = f".{model.config.num_hidden_layers - 1}."
+    assert len(deferred) == (0 if family == "qwen2" else 2), "rotary positions come between product and score"
+    assert all(last in name for name in deferred)
+
+
+def test_attention_through_the_weights_of_keys_and_values_is_attention():
+    """Two groups of texts, of which one sees a part of its tokens, and a scale that is not the usual one."""
+    torch.manual_seed(0)
+    heads, width, lengths, scale = 3, 4, ((2, 5), (3, 2)), 0.7
+    linears = [torch.nn.Linear(heads * width, heads * width) for _ in range(2)]
+    module = torch.nn.Module()
+    module.key, module.value = (last_layer.Deferred(each, heads, torch.float32) for each in linears)
+    states, query = torch.randn(16, heads * width), torch.randn(heads, 5, width)
+    parts = [(slice(0, 10), *lengths[0]), (slice(10, 16), *lengths[1])]
+    sees = torch.tensor([[[True, False, True, True, False]], [[False, True, True, False, False]]])
+    assert last_layer.attend_deferred(module, query, states, parts, [None, None], scale) is None, "its keys are there"
+    setattr(module, last_layer.DEFERRED, ("key", "value"))
+    with torch.inference_mode():
+        found = last_layer.attend_deferred(module, query, states, parts, [sees, None], scale)
+        keys, values = (linear(states).view(16, heads, width) for linear in linears)
+        first = 0
+        for (part, texts, length), mask in zip(parts, (sees, None), strict=True):
+            k, v = (each[part].view(texts, length, heads, width).transpose(1, 2) for each in (keys, values))
+            q = query[:, first : first + texts].transpose(0, 1)[:, :, None]
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, None if mask is None else mask[:, None], scale=scale
+            )
+            np.testing.assert_allclose(found[first : first + texts], attended[:, :, 0], atol=1e-5)
+            first += texts
+
+
 def _rows(states: torch.Tensor) -> int:
     return states.shape[:-1].numel()
 

@@ -1,6 +1,7 @@
 """Loops whose parts take known times: what each fix is predicted to gain, and what it gains in rounds of steps."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,18 +10,11 @@ import torch
 from boundby.timer import Timer
 from boundby.training import fixes
 from boundby.training.fixes import Recipe, try_fixes
-from boundby.training.steps import Share
 from tests.fakes import FakeClock
 
 CPU = torch.device("cpu")
 STEPS = 64
 DATA_S, FORWARD_S, UPDATE_S = 2.0**-6, 2.0**-5, 2.0**-6
-SHARES = [
-    Share("data", "input", DATA_S, 0.2),
-    Share("forward", "compute", FORWARD_S, 0.4),
-    Share("optimizer", "optimizer", UPDATE_S, 0.2),
-    Share("logging", "under_utilised", UPDATE_S, 0.2),  # which a round has not
-]
 
 
 class Model(torch.nn.Module):
@@ -47,6 +41,7 @@ class Batches:
             if not self.workers:
                 self.clock.advance(DATA_S)
             else:
+                self.clock.spent_beside_s += DATA_S
                 ready.append(max(ready[-1], asked.pop(0)) + DATA_S / self.workers)
                 self.clock.now = max(self.clock.now, ready[-1])
                 asked.append(self.clock.now)
@@ -55,7 +50,9 @@ class Batches:
 
 @pytest.fixture
 def clock():
-    return FakeClock()
+    clock = FakeClock()
+    clock.spent_beside_s = 0.0
+    return clock
 
 
 @pytest.fixture
@@ -79,7 +76,7 @@ def recipe(clock, monkeypatch):
 
 
 def tried(recipe, clock, **options):
-    found = try_fixes(recipe, SHARES, Timer(clock), budget_s=600.0, pause=clock.advance, **options)
+    found = try_fixes(recipe, Timer(clock), budget_s=600.0, pause=clock.advance, **options)
     return {trial.fix.kind: trial for trial in found.trials}, {each.fix.kind: each for each in found.untried}
 
 
@@ -97,10 +94,13 @@ def test_each_fix_gains_what_its_part_alone_predicts_and_never_more_than_its_par
     assert {kind: each.reason for kind, each in untried.items()} == {"pin_memory": "it is pinned for copies to a GPU"}
 
 
-def test_loading_takes_time_from_the_rest_where_no_core_is_left(recipe, clock, monkeypatch):
-    monkeypatch.setattr(fixes, "usable_cpus", lambda: {0})
-    trials, _ = tried(recipe, clock)
-    assert trials["worker_processes"].predicted.value == pytest.approx(1.0, rel=0.01)
+@pytest.mark.parametrize(("cores", "low", "high"), [(8, 4 / 3, 4 / 3), (2, 1, 4 / 3), (1, 1, 1)])
+def test_loading_takes_its_own_time_from_steps_that_use_all_cores(recipe, clock, monkeypatch, cores, low, high):
+    monkeypatch.setattr(fixes, "usable_cpus", lambda: set(range(cores)))
+    monkeypatch.setattr(fixes, "TICK_S", 0.0)
+    predicted = tried(recipe, clock, spent_beside_s=lambda: clock.spent_beside_s)[0]["worker_processes"].predicted
+    ends = predicted.low * math.exp(fixes.REST_ERROR), predicted.high
+    assert ends == pytest.approx((low, high), rel=0.03)
 
 
 def test_what_cannot_be_tried_is_named_with_the_reason_and_the_others_stand(recipe, clock, monkeypatch):
@@ -117,8 +117,3 @@ def test_what_cannot_be_tried_is_named_with_the_reason_and_the_others_stand(reci
         "autocast": ("failed", "RuntimeError: no bfloat16 here"),
         "fuse_operators": ("not_possible", "the C++ compiler g++ is missing"),
     }
-
-
-def test_without_known_stages_nothing_is_predicted_and_all_is_tried(recipe, clock):
-    found = try_fixes(recipe, [], Timer(clock), budget_s=600.0, pause=clock.advance)
-    assert len(found.trials) == 4 and {(each.predicted, each.at_most) for each in found.trials} == {(None, None)}

@@ -418,7 +418,7 @@ def test_columns_with_names_are_not_numbered():
 
 
 def read(path: Path, text_column: str = "text", label_column: str = "label") -> list[Row]:
-    return list(read_rows(path, text_column, label_column))
+    return list(read_rows(path, Wanted(text_column, label_column))[1])
 
 
 def saved(path: Path, content: str | bytes) -> Path:

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from boundby import files
 from tests.fault_matrix import read, three_visits
-from tests.injection import LOST_DATA, LOST_NAMES, Fault, in_child
+from tests.injection import LOST_DATA, LOST_NAMES, Fault, ForkedStep, in_child
 from utils import cli
 from utils.errors import InputError
 from utils.locks import held
@@ -33,6 +34,25 @@ def test_what_a_writer_has_returned_from_outlives_the_power(tmp_path, what):
     assert ended.code == -9
     assert files.read_json_lines(tmp_path / "new" / "deep" / "log.jsonl") == [OLD]
     assert files.read_json(tmp_path / "other" / "metrics.json") == OLD
+
+
+@pytest.mark.parametrize("what", [LOST_DATA, LOST_NAMES])
+def test_what_one_step_has_synced_outlives_the_power_lost_in_the_next(tmp_path, monkeypatch, what):
+    def first(arguments: list[str]) -> int:
+        files.write_json(tmp_path / "stage" / "receipt.json", OLD)
+        return 0
+
+    def run() -> None:
+        for name in ("first", "second"):
+            assert ForkedStep(["python", f"{name}.py"], lambda: None).wait() == 0
+
+    (tmp_path / "stage").mkdir()
+    monkeypatch.setitem(sys.modules, "scripts.first", SimpleNamespace(main=first))
+    monkeypatch.setitem(
+        sys.modules, "scripts.second", SimpleNamespace(main=lambda _: os.mkdir(tmp_path / "stage" / "x"))
+    )
+    ended = in_child(run, tmp_path / "stage", Fault("mkdir", 1, what))
+    assert (ended.code, files.read_json(tmp_path / "stage" / "receipt.json")) == (-9, OLD), ended.said
 
 
 @pytest.fixture

@@ -13,12 +13,31 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
 
+from boundby.trace import analyze, read_trace
+from boundby.trace.gaps import CAUSES
+from boundby.trace.links import KINDS
 from tests import baseline_document as results
+from tests import predicted_quality as predicted
+from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered
+from tests.traces import GPU_TRACES, REAL_NAMES
 from utils.config import Targets
-from utils.plots import batch_size_comparison, metrics_heatmap, operators, owners, style
+from utils.plots import (
+    batch_size_comparison,
+    calibration,
+    confusion,
+    memory,
+    metrics_heatmap,
+    operators,
+    owners,
+    style,
+    timeline,
+)
+from utils.trace_analysis import document
+from utils.trace_analysis.traces import Examination, Examined
 
 NO_TARGETS = Targets(
     latency_per_sample_ms=None,
@@ -304,3 +323,247 @@ def test_bars_are_the_shares_of_the_owners_with_padding_hatched_at_their_ends():
     share = document["batch_sizes"][1]["padding_pct"] / 100
     assert [bar.get_width() for bar in hatched] == pytest.approx([share * each for each in (50, 5, 15, 20, 12)])
     assert axes.get_xlim()[1] == pytest.approx(102)
+
+
+ABOUT = style.Subject("a model, float32", "on a machine, texts, measured 2026-11-21", is_synthetic=False)
+
+
+def drawn(figure: Figure) -> Figure:
+    """Lay the figure out; any warning is an error."""
+    figure.draw_without_rendering()
+    return figure
+
+
+def labels(axes: Axes) -> list[str]:
+    legend = axes.get_legend()
+    return [text.get_text() for text in legend.get_texts()] if legend else []
+
+
+def title(axes: Axes) -> str:
+    return axes.get_title(loc="left")
+
+
+def areas(axes: Axes) -> list[np.ndarray]:
+    patches = [patch for patch in axes.patches if isinstance(patch, StepPatch)]
+    return [patch.get_data().values - patch.get_data().baseline for patch in patches]
+
+
+def test_every_kind_and_cause_has_a_look_of_its_own():
+    assert set(timeline.WORK) == {*KINDS, "operators"} and set(timeline.IDLE) == set(CAUSES)
+    together = [
+        tuple(look.values()) for name, look in {**timeline.WORK, **timeline.IDLE}.items() if name != "operators"
+    ]
+    assert len(set(together)) == len(together)
+
+
+def test_timeline_fills_every_moment_and_names_what_took_time():
+    [axes] = drawn(timeline.figure(traces.gpu(), ABOUT)).axes
+    assert np.allclose(sum(areas(axes)), 100)
+    assert labels(axes) == [
+        "idle: python 2.4 ms (6.0 %)",
+        "idle: launch latency 0.1 ms (0.2 %)",
+        "idle: input 24 ms (60.0 %)",
+        "idle: launch 0.4 ms (1.0 %)",
+        "communication 3.5 ms (8.8 %)",
+        "compute 9.6 ms (24.0 %)",
+    ]
+    assert title(axes) == "GPU 0 is at work for 33 % of 40 ms"
+    assert [text for text in texts(axes) if text] == ["step 0", "1", "2", "3"]
+
+
+def test_timeline_is_drawn_of_any_device_and_number_of_steps():
+    [axes] = drawn(timeline.figure(traces.cpu(), ABOUT)).axes
+    assert labels(axes) == ["python 2.5 ms (6.2 %)", "untraced 7.5 ms (18.8 %)", "operators 30 ms (75.0 %)"]
+    assert title(axes) == "The CPU is in operators for 75 % of 40 ms"
+    [device] = traces.gpu()["devices"]
+    devices = [{**device, "device": number, "steps": []} for number in range(timeline.SHOWN + 2)]
+    figure = drawn(timeline.figure(traces.gpu(devices=devices), ABOUT))
+    assert [title(axes)[:5] for axes in figure.axes] == [f"GPU {number}" for number in range(timeline.SHOWN)]
+    assert figure.axes[-1].get_xlabel() == "ms since the trace began"
+    [device] = traces.gpu()["devices"]
+    steps = [{**device["steps"][0], "number": place, "start_ms": place * 0.05} for place in range(800)]
+    [axes] = drawn(timeline.figure(traces.gpu(devices=[{**device, "steps": steps}]), ABOUT)).axes
+    assert 5 < len(texts(axes)) <= 1 / timeline.LEAST_DISTANCE + 1
+
+
+def test_memory_shows_the_steps_the_peak_and_what_the_allocator_holds():
+    over_time, _ = drawn(memory.figure(traces.gpu(), ABOUT)).axes
+    [use] = traces.gpu()["memory"]
+    allocated, reserved, *_ = over_time.get_lines()
+    assert list(allocated.get_ydata()) == [each / 1e9 for each in use["timeline"]["allocated_bytes"]]
+    assert set(reserved.get_ydata()) == {1.0}
+    assert "peak 0.964 GB" in texts(over_time) and "step 0" in texts(over_time)
+    assert title(over_time) == "GPU 0: allocated memory"
+    assert labels(over_time) == ["allocated", "reserved by the allocator"]
+
+
+def test_owners_of_the_peak_add_up_to_it_and_small_ones_stand_together():
+    [use] = traces.gpu()["memory"]
+    _, owners = drawn(memory.figure(traces.gpu(), ABOUT)).axes
+    widths = [patch.get_width() for patch in owners.patches]
+    assert sum(widths) == pytest.approx(use["peak_bytes"] / 1e9)
+    assert [text.get_text() for text in owners.get_yticklabels()] == ["aten::mm", "allocated before the trace"]
+    assert texts(owners) == ["64 MB (6.6 %), 5x", "900 MB (93.4 %)"]
+    [use] = traces.cpu()["memory"]
+    small = [{"operator": f"aten::op{n}", "inside": None, "bytes": 100, "allocations": 1} for n in range(5)]
+    use = {**use, "owners": [*use["owners"], *small], "others_bytes": 50, "peak_bytes": use["peak_bytes"] + 550}
+    over_time, owners = drawn(memory.figure(traces.cpu(memory=[use]), ABOUT)).axes
+    assert [text.get_text() for text in owners.get_yticklabels()] == [
+        "aten::addmm",
+        "aten::gelu",
+        "all other operators",
+    ]
+    assert texts(owners)[-1].startswith("550 bytes")
+    assert title(over_time) == "CPU: memory allocated since the trace began"
+    [use] = traces.cpu()["memory"]
+    owner = {"operator": None, "inside": "Qwen2Attention_0", "bytes": use["peak_bytes"], "allocations": 3}
+    _, owners = drawn(memory.figure(traces.cpu(memory=[{**use, "owners": [owner]}]), ABOUT)).axes
+    assert owners.get_yticklabels()[0].get_text() == "outside of all operators\nQwen2Attention_0"
+
+
+def test_memory_without_owners_or_size_is_drawn():
+    [use] = traces.cpu()["memory"]
+    empty = {
+        **use,
+        "owners": [],
+        "peak_bytes": 0,
+        "timeline": {**use["timeline"], "times_ms": [1.0], "allocated_bytes": [0]},
+    }
+    assert len(drawn(memory.figure(traces.cpu(memory=[empty, use]), ABOUT)).axes) == 4
+
+
+@pytest.mark.parametrize("name", REAL_NAMES)
+def test_timeline_of_a_real_trace_fills_every_moment(name):
+    if not GPU_TRACES.is_dir():
+        pytest.skip("needs the traces in ../shared, which are not here")
+    analysis = analyze(read_trace(GPU_TRACES / name))
+    found = Examination((Examined.of(analysis),), (), "name")
+    [trace] = document.of(found)["traces"]
+    [axes] = drawn(timeline.figure(trace, ABOUT)).axes
+    assert np.allclose(sum(areas(axes)), 100)
+    [device] = trace["devices"]
+    took = [*device["exposed_ms"].values(), *device["idle_by_cause_ms"].values()]
+    assert len(labels(axes)) == sum(spent > 0 for spent in took)
+
+
+def first(figure: Figure) -> Axes:
+    return figure.axes[0]
+
+
+def laid_out(figure: Figure) -> Axes:
+    """Lay the figure out, where any warning is an error; return its first axes."""
+    figure.draw_without_rendering()
+    return figure.axes[0]
+
+
+def named(labels) -> list[str]:
+    return [label.get_text() for label in labels]
+
+
+def cells(axes: Axes) -> dict[tuple[int, int], str]:
+    places = {
+        (text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts if text.get_text()
+    }
+    return {(int(line), int(column)): text for (line, column), text in places.items()}
+
+
+@pytest.mark.parametrize("classes", [2, 6, confusion.SHOWN])
+def test_few_classes_are_all_shown_in_their_order(classes):
+    counts = predicted.random_counts(classes, 400)
+    names = [f"class {number}" for number in range(classes)]
+    axes = laid_out(confusion.figure(counts, ABOUT, names))
+    assert named(axes.get_yticklabels()) == named(axes.get_xticklabels()) == names
+    assert cells(axes) == {
+        (line, column): str(counts[line, column])
+        for line in range(classes)
+        for column in range(classes)
+        if counts[line, column] or line == column
+    }
+    wrong = counts.sum() - np.trace(counts)
+    assert axes.get_title(loc="left") == f"{classes} classes: {wrong} of 400 rows are predicted wrong"
+
+
+@pytest.mark.parametrize("classes", [77, 1000])
+def test_of_many_classes_the_most_confused_are_shown_and_the_title_says_so(classes):
+    counts = predicted.random_counts(classes, 20 * classes)
+    axes = laid_out(confusion.figure(counts, ABOUT, [f"class {number}" for number in range(classes)]))
+    names = named(axes.get_yticklabels())
+    shown = [int(name.split()[1]) for name in names]
+    assert len(set(shown)) == confusion.SHOWN and named(axes.get_xticklabels()) == [*names, confusion.OTHERS]
+    together = counts + counts.T
+    np.fill_diagonal(together, 0)
+    assert set(np.unravel_index(together.argmax(), together.shape)) <= set(shown)
+    inside = counts[np.ix_(shown, shown)]
+    mistakes = [inside.sum() - np.trace(inside), counts.sum() - np.trace(counts)]
+    assert axes.get_title(loc="left") == (
+        f"The {confusion.SHOWN} most confused of {classes:,} classes: {mistakes[0]:,} of all {mistakes[1]:,} mistakes "
+        "are among them"
+    )
+
+
+def test_counts_of_shown_classes_add_up_to_all_their_rows():
+    counts = predicted.random_counts(77, 2000)
+    shown = confusion.chosen(counts)
+    part = confusion.with_others(counts, shown)
+    assert part.shape == (confusion.SHOWN, confusion.SHOWN + 1)
+    assert part.sum(axis=1).tolist() == counts.sum(axis=1)[shown].tolist()
+
+
+def test_confused_classes_stand_side_by_side():
+    counts = 10 * np.eye(40, dtype=int)
+    pairs = [(3 * number, 3 * number + 20) for number in range(6)]
+    for line, column in pairs:
+        counts[line, column] = 5 + line
+    shown = confusion.chosen(counts)
+    assert len(shown) == confusion.SHOWN  # filled up with classes that nothing is taken for
+    assert [abs(shown.index(line) - shown.index(column)) for line, column in pairs] == [1] * 6
+    assert confusion.chosen(counts) == shown
+
+
+def test_class_without_rows_is_said_and_zero_hits_are_drawn_as_zero():
+    axes = first(confusion.figure(np.array([[0, 4, 0], [1, 2, 0], [0, 0, 0]]), ABOUT, "abc"))
+    assert confusion.NO_ROWS in [text.get_text() for text in axes.texts]
+    assert cells(axes)[0, 0] == "0" and cells(axes)[0, 1] == "4"
+    drawn_cells = [mesh.get_array().reshape(3, 3) for mesh in axes.collections]
+    assert all(mesh.mask[2].all() for mesh in drawn_cells)  # what is not drawn shows the grey behind it
+    assert to_rgba(axes.get_facecolor()) == to_rgba(confusion.GREY)
+
+
+def test_names_that_somebody_else_chose_are_drawn_as_they_are():
+    names = ["$x^2$", "a very long name of a class that nobody can read to its end at all", "\u202eevil\n"]
+    axes = laid_out(confusion.figure(np.diag([1, 2, 3]), ABOUT, names))
+    [formula, long, control] = named(axes.get_yticklabels())
+    assert formula == "$x^2$" and len(long) == confusion.LONGEST_CLASS and control == "evil"
+
+
+# Calibration
+
+
+def test_every_bin_is_a_point_with_its_interval():
+    found = predicted.reliability(3000, overconfident=0.1)
+    axes = first(calibration.figure(found, ABOUT))
+    [line] = [line for line in axes.get_lines() if line.get_label() == "bin, with its 95 % interval"]
+    assert list(line.get_xdata()) == [each.mean_confidence for each in found.bins]
+    assert list(line.get_ydata()) == [each.accuracy for each in found.bins]
+    intervals = [collection.get_segments()[0][:, 1].tolist() for collection in axes.collections]
+    assert intervals == [[each.accuracy_ci_low, each.accuracy_ci_high] for each in found.bins]
+    assert axes.get_title(loc="left") == "Right predictions by confidence, 15 bins of equal mass"
+    low, high = axes.get_ylim()
+    assert low <= min(end for end, _ in intervals) and high >= 1
+
+
+@pytest.mark.parametrize("rows", [1, 3000])
+def test_bins_of_few_rows_are_hollow_and_no_others(rows):
+    axes = laid_out(calibration.figure(predicted.reliability(rows), ABOUT))
+    [line] = [line for line in axes.get_lines() if line.get_label().startswith("bin")]
+    assert line.get_label() == f"bin{' of few rows' if rows == 1 else ''}, with its 95 % interval"
+    assert (line.get_markerfacecolor() == "white") == (rows == 1)
+
+
+def test_distribution_has_all_predictions_right_ones_below_wrong_ones():
+    found = predicted.reliability(500)
+    axes = calibration.figure(found, ABOUT).axes[1]
+    heights = [sum(bar.get_height() for bar in container) for container in axes.containers]
+    assert heights == [sum(found.distribution.correct), 500 - sum(found.distribution.correct)]
+    assert axes.get_title(loc="left") == "How sure it is: 500 predictions"
+    assert [bar.get_hatch() for bar in axes.containers[1]][:1] == ["//"]  # not by colour alone

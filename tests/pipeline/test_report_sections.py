@@ -15,7 +15,7 @@ from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import commands, head, run_in, section, text, traced
 from utils.cli import ROOT
-from utils.report import assembly, batch_sizes, sources
+from utils.report import assembly, batch_sizes, sources, summary
 
 ODD_DOCUMENTS = {
     "offline default": lambda: results.document(results.cpu_rows()),
@@ -107,6 +107,18 @@ def test_earlier_runs_are_listed_with_what_they_hold_and_how_to_remove_them(read
     (data.layout.results / "previous" / "20261101T000000Z" / "run.json").write_bytes(b" " * 3_000_000)
     said = "previous/: 3.000 MB of earlier runs; to remove the older: make prune KEEP=3"
     assert said in section(data, "Every file")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "words"),
+    [({}, "compute capability 8.0, CUDA 12.8"), ({"rocm": "7.1.0", "architecture": "gfx942"}, "gfx942, ROCm 7.1.0")],
+)
+def test_a_gpu_is_told_by_its_vendors_words_by_its_uuid_and_with_those_left_out(read, vendor, words):
+    document = results.gpu_document()
+    document["device"] |= {"uuid": "5d1d7e4c", "visible_gpus": 4, **vendor}
+    written = str(summary.subject(read(document)))
+    assert words in written and "5d1d7e4c" in written and "3, left out of the sweep" in written
+    assert not (vendor and re.search("CUDA 12|compute capability|NVML", written))
 
 
 @pytest.mark.parametrize("kind", ["unavailable", "downgrades"])

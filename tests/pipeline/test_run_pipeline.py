@@ -1,5 +1,6 @@
 """The runner: order, flags, fresh processes, exit codes and the command that continues."""
 
+import json
 import os
 import re
 import select
@@ -79,6 +80,16 @@ def test_runs_all_steps_in_order_each_in_its_own_process(checkout, capsys):
 def test_flags_choose_the_steps(checkout, flags, expected):
     assert run_pipeline.main(flags) == 0
     assert ran(checkout) == expected
+
+
+def test_json_is_the_documents_of_the_steps_and_how_the_run_ended(checkout, capfd):
+    printed = """print('{"step": "04", "card": ["Limited by  memory"]}')"""
+    end(checkout, "04", f"import sys; assert '--json' in sys.argv; {printed}")
+    end(checkout, "05", "raise SystemExit(1)")
+    assert run_pipeline.main(["--json", "--from", "4"]) == 1
+    told = json.loads(capfd.readouterr().out)
+    assert told["steps"] == [{"step": "04", "card": ["Limited by  memory"]}] and told["card"] == ["Limited by  memory"]
+    assert told["exit_code"] == 1 and told["to_continue"] == "python run_pipeline.py --from 5 --resume"
 
 
 def test_hands_config_flags_and_overrides_to_every_step(checkout):
@@ -180,7 +191,7 @@ def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch
 
     class Started(subprocess.Popen):
         def __init__(self, *arguments, **settings):
-            super().__init__(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **settings)
+            super().__init__(*arguments, **{**settings, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE})
             assert self.stdout.readline() == b"ready\n"
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -202,7 +213,10 @@ def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch
 @pytest.fixture
 def started(checkout):
     """Starts a run whose step 02 says that it is ready and then waits; gives the runner and the id of its step."""
-    end(checkout, "02", "import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    ready = (
+        "import signal, time\nsignal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])\nprint('ready', flush=True)"
+    )
+    end(checkout, "02", f"{ready}\ntime.sleep(60)")
     code = "\n".join(
         [
             "import pathlib, run_pipeline, signal, sys",
@@ -235,6 +249,28 @@ def test_a_signal_to_the_runner_alone_reaches_the_step_and_it_says_how_to_contin
     assert runner.returncode == code
     assert "--from 2" in errors
     assert not Path(f"/proc/{step}").exists()  # the runner has waited for it
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_to_the_step_alone_ends_the_run_which_says_how_to_continue(started, name, code):
+    runner, step = started
+    os.kill(step, signal.Signals[name])
+    _, errors = runner.communicate()
+    assert runner.returncode == code
+    assert "step 02 " in errors and "--from 2" in errors
+
+
+def test_an_interrupt_of_a_step_that_still_imports_is_one_word_and_no_traceback(checkout):
+    end(
+        checkout,
+        "02",
+        "os.kill(os.getpid(), 2)\nimport utils.cli\nsys.exit(utils.cli.command('', print, [], settings=None))",
+    )
+    code = f"import run_pipeline, pathlib, sys; run_pipeline.ROOT = pathlib.Path({str(checkout)!r})"
+    command = [sys.executable, "-c", f"{code}\nsys.exit(run_pipeline.main([]))"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr.startswith("interrupted\n\nstep 02 ended with exit code 130") and "Traceback" not in done.stderr
 
 
 def test_a_step_does_not_outlive_a_runner_that_is_killed(started):

@@ -362,7 +362,7 @@ def test_after_a_run_with_try_each_fix_has_a_row_with_what_was_predicted_and_mea
     tried = Tried(tuple(trials), (Untried(Fix("pin_memory"), "not_possible", "it is pinned for copies to a GPU"),))
     steps = []
 
-    def try_fixes(recipe, shares, timer, **options):
+    def try_fixes(recipe, timer, **options):
         model, batches = recipe.model(), list(recipe.batches(0, False))
         assert torch.isfinite(recipe.loss(model, recipe.move(batches[0])))
         steps.append(len(batches))

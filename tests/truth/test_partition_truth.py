@@ -73,7 +73,7 @@ def profiled(model, inputs, folder, runs=30):
 
 def kept(folder, plan: PartitionPlan, profile) -> Path:
     path = folder / "plan.json"
-    path.write_text(planning.as_json(plan, {"cpu": profile}, str(folder / "model")))
+    path.write_text(json.dumps(planning.told(plan, {"cpu": profile}, str(folder / "model"))))
     return path
 
 

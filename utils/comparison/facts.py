@@ -1,13 +1,12 @@
 """What there is to say about runs against a first one: which may be compared, what is faster, and what differs."""
 
 import csv
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -366,14 +365,10 @@ def compare(
     ]
 
 
-def as_json(comparisons: Sequence[RunComparison]) -> str:
-    """Return one comparison, or several, as one strict JSON document.
-
-    It is in ASCII: a console must not change a character of it.
-    """
+def told(comparisons: Sequence[RunComparison]) -> dict[str, Any]:
+    """Return one comparison, or several, as plain values for JSON."""
     first, *others = (comparison.as_dict() for comparison in comparisons)
-    several = {"schema_version": SCHEMA_VERSION, "comparisons": [first, *others]}
-    return json.dumps(several if others else first, indent=2, allow_nan=False)
+    return {"schema_version": SCHEMA_VERSION, "comparisons": [first, *others]} if others else first
 
 
 def read(path: Path, layout: Layout) -> Results:

@@ -38,16 +38,12 @@ class Row(NamedTuple):
 Reader = Callable[[Path, Wanted], tuple[Columns, Iterator[Row]]]
 
 
-def read_rows(path: Path, text_column: Name, label_column: Name | None) -> Iterator[Row]:
-    """Return the rows of the file, which are read as they are asked for; labels are None where there are none.
+def read_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
+    """Return which columns are taken, and the rows, read as they are asked for; labels are None where there are none.
 
     Raises InputError at once for a file that is not there, of unknown kind or without these columns, and in the midst
     for a structural fault.
     """
-    return _read(path, Wanted(text_column, label_column))[1]
-
-
-def _read(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
     readers: dict[str, Reader] = {
         ".csv": _csv_rows, ".tsv": _csv_rows, ".txt": _text_rows, ".parquet": _parquet_rows, ".jsonl": _json_rows
     }  # fmt: skip
@@ -269,7 +265,7 @@ def open_source(dataset: Dataset, quickstart_folder: Path, progress: Progress) -
 
 def open_file(path: Path, text_column: Name, label_column: Name | None) -> OpenedSource:
     """Return the rows of a local file, identified by its content."""
-    columns, rows = _read(path, Wanted(text_column, label_column))
+    columns, rows = read_rows(path, Wanted(text_column, label_column))
     try:
         status, sha256 = path.stat(), files.sha256(path)
     except OSError as error:
@@ -283,7 +279,7 @@ def _open_quickstart(folder: Path, progress: Progress, *, has_labels: bool) -> O
 
     made = cache.prepare(folder, progress=progress)
     source = DataSource("quickstart", "quickstart", split="validation", sha256=made.content_hash)
-    columns, rows = _read(made.validation_csv, Wanted("text", "label_name" if has_labels else None))
+    columns, rows = read_rows(made.validation_csv, Wanted("text", "label_name" if has_labels else None))
     return OpenedSource(source, columns, rows)
 
 

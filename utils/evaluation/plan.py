@@ -12,7 +12,7 @@ from boundby import files
 from utils.artifacts import EvaluationFolder
 from utils.errors import InputError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 BATCHING = "longest-first-1"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
 PLAN_COMMAND = "python scripts/evaluate.py plan"
 GUARD = 4.0  # as in `same`: twice what can flip a label, and that twice
@@ -71,12 +71,21 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Converted:
+    """A model that was converted for another library: the library's version and a hash of the files."""
+
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Choices:
     """What planning has settled, some of it by measuring: it holds for every shard on every worker.
 
     Batches follow from the token lengths of a shard, `batching`, `strategy` and `token_budget`, and nothing else. Rows
     whose best logit leads by `guard_margin` or less are computed again in float32, alone. With `trim` the last layer
-    computes the tokens alone that the head reads; with `compile` the layers are compiled.
+    computes the tokens alone that the head reads; with `compile` the layers are compiled. `converted` is the model of
+    another library, if one computes; `precision` is then the key of its engine.
     """
 
     token_budget: int
@@ -89,6 +98,7 @@ class Choices:
     dtype: str
     guard_margin: float
     threads_per_worker: int
+    converted: Converted | None = None
 
 
 @dataclass(frozen=True)
@@ -121,8 +131,24 @@ class Compilation:
 
 
 @dataclass(frozen=True)
+class EngineChoice:
+    """Which engine computes, None: ours; why; and what was measured: seconds to convert, times as fast as ours."""
+
+    name: str | None
+    reason: str
+    convert_s: float | None = None
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
+    won_back_after_texts: int | None = None
+
+
+@dataclass(frozen=True)
 class Reasons:
-    """Why the choices are what they are; `exactness` compares labels with those of float32, None: not measured."""
+    """Why the choices are what they are; `exactness` compares labels with those of float32, None: not measured.
+
+    `engine` is None where none was asked for or is installed.
+    """
 
     precision: str
     exactness: dict[str, Any] | None
@@ -130,6 +156,7 @@ class Reasons:
     token_budget: Budget
     compile: Compilation
     strategy_doubts: list[str]
+    engine: EngineChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +166,7 @@ class Places:
     dataset: str
     model: str
     model_name: str
+    converted: str | None = None
 
 
 @dataclass(frozen=True)

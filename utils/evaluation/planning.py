@@ -18,7 +18,8 @@ from utils import contents, tasks
 from utils.config import Config
 from utils.data import DataReceipt, Rows
 from utils.errors import InputError
-from utils.evaluation import rows, tuning
+from utils.evaluation import engines, rows, tuning
+from utils.evaluation.engines import Shelf
 from utils.evaluation.plan import BATCHING, Budget, Choices, Compilation, Identity, Places, Plan, Reasons
 from utils.model_source import ModelSource, model_files, weight_files
 from utils.models import LoadedModel, effective_max_length
@@ -49,6 +50,7 @@ class _Chosen:
     reason: str
     report: ExactnessReport | None = None
     doubts: tuple[str, ...] = ()
+    sample: Sample | None = None  # with its reference, where it was measured
 
 
 def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Identity:
@@ -111,8 +113,11 @@ def device_name(device: torch.device) -> str:
     return str(runtime(device).get_device_name(device)) if is_gpu(device) else environment.machine()["cpu"]
 
 
-def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> Plan:
-    """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay."""
+def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, shelf: Shelf) -> Plan:
+    """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay.
+
+    A model that an engine computes with is converted onto `shelf`.
+    """
     extremes = rows.Extremes(CHECK_EXTREMES)
     shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
     rows.require_planned(dataset, wanted)
@@ -131,9 +136,18 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
         token_s = tuning.seconds_per_token(predictor, texts)  # what the rest of the plan costs and saves is in this one
         whole_s = token_s * tokens
+    engine = _engine(wanted, loaded, predictor, chosen, whole_s / workers, shelf)
+    if engine and engine.predictor and engine.report:
+        predictor = engine.predictor
+        chosen = replace(chosen, options=predictor.options, report=engine.report)
+        token_s = tuning.seconds_per_token(predictor, texts)
+        whole_s = token_s * tokens
     budget = _budget(wanted, predictor, texts, (whole_s, token_s))
     predictor = predictor.with_token_budget(budget.token_budget)
-    compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), whole_s / workers)
+    if engine and engine.predictor:
+        compiled = Compilation(False, "not compiled: a converted model computes")
+    else:
+        compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), whole_s / workers)
     guard = _guard(wanted, loaded, predictor, texts, chosen.options.guard_margin)
     choices = Choices(
         token_budget=budget.token_budget,
@@ -143,11 +157,18 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
         compile=compiled.on,
         max_length=max_length,
         precision=chosen.options.precision,
-        dtype=str(PRECISIONS[chosen.options.precision].dtype).removeprefix("torch."),
+        dtype=predictor.dtype,
         guard_margin=compiled.guard(guard),
         threads_per_worker=threads,
+        converted=engine.converted if engine else None,
     )
-    places = Places(str(dataset.absolute()), str(loaded.source.path.absolute()), loaded.source.name)
+    file = engine.file if engine else None
+    places = Places(
+        str(dataset.absolute()),
+        str(loaded.source.path.absolute()),
+        loaded.source.name,
+        str(file.absolute()) if file else None,
+    )
     reasons = Reasons(
         precision=chosen.reason,
         exactness=chosen.report and chosen.report.as_dict(),
@@ -155,6 +176,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int) -> 
         token_budget=budget,
         compile=compiled,
         strategy_doubts=list(predictor.doubts),
+        engine=engine.record if engine else None,
     )
     return Plan(wanted, choices, shards, places, reasons, check_offsets=extremes.offsets)
 
@@ -195,20 +217,26 @@ def _precision(
         guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
         reason = f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
         return _unmeasured(replace(options, guard_margin=guard), reason)
-    choice = choose_precision(
-        loaded.model,
-        loaded.tokenizer,
-        Sample(
-            sample.texts,
-            None if sample.labels is None else sample.labels.tolist(),
-            is_all=len(sample.texts) == wanted.rows,
-            check_texts=check_texts,
-        ),
-        rule_of(wanted.precision, wanted.min_agreement),
-        options,
+    measured = Sample(
+        sample.texts,
+        None if sample.labels is None else sample.labels.tolist(),
+        is_all=len(sample.texts) == wanted.rows,
+        check_texts=check_texts,
     )
+    rule = rule_of(wanted.precision, wanted.min_agreement)
+    choice = choose_precision(loaded.model, loaded.tokenizer, measured, rule, options)
     reason = f"the fastest on {len(sample.texts)} texts that evaluation.precision={wanted.precision} allows"
-    return _Chosen(choice.options, reason, choice.report, choice.reasons)
+    return _Chosen(choice.options, reason, choice.report, choice.reasons, replace(measured, reference=choice.reference))
+
+
+def _engine(
+    wanted: Identity, loaded: LoadedModel, own: Predictor, chosen: _Chosen, whole_s: float, shelf: Shelf
+) -> engines.Chosen | None:
+    """Return the engine that computes in place of `own`, or why none does; None where the settings ask for ours."""
+    if wanted.precision == "same" or chosen.sample is None or wanted.compile == "on":
+        return None
+    rule = rule_of(wanted.precision, wanted.min_agreement)
+    return engines.choose(own, loaded, chosen.sample, rule, whole_s, shelf)
 
 
 def _guard(wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: Sequence[str], margin: float) -> float:

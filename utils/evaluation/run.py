@@ -3,18 +3,20 @@
 import os
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from boundby import files
 from boundby.device import host_threads, is_gpu, release_memory
+from boundby.inference.engines import ENGINES
 from utils import tasks
 from utils.artifacts import EvaluationFolder, set_aside
 from utils.cli import Run
 from utils.data import DataReceipt
 from utils.document import FullDataset
 from utils.errors import InputError
-from utils.evaluation import executors, planning
+from utils.evaluation import engines, executors, planning
 from utils.evaluation import plan as plans
 from utils.evaluation.finalize import finalize
 from utils.evaluation.ray_engine import Demand, on_ray
@@ -77,9 +79,16 @@ def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity) -> plans.Plan:
             if not store or store.plan():
                 return made
         else:
-            made = planning.make(wanted, run.layout.dataset, loaded, _workers(run))
+            shelf = engines.Shelf(run.layout.converted, _closed(store), run.args.trust_remote_code)
+            made = planning.make(wanted, run.layout.dataset, loaded, _workers(run), shelf)
+            engines.tidy(shelf, Path(made.places.converted) if made.places.converted else None)
             made = replace(made, attempt=store.attempt() if store else None)
             plans.save(made, folder)
+        if store and made.choices.converted:
+            raise InputError(
+                f"{folder.plan}: computes with a converted model, which a store does not bring to others; "
+                f"`{plans.PLAN_COMMAND} --anew` plans without one"
+            )
         if store and (theirs := store.push_plan(folder)):
             run.note(f"another runner has just planned in {store.url}; its plan is used")
             return theirs
@@ -212,10 +221,32 @@ def described(made: plans.Plan) -> str:
     """Return the plan as a line for the terminal."""
     choices, why = made.choices, made.reasons.token_budget.reason
     shards, threads = len(made.shards), choices.threads_per_worker
+    engine = made.reasons.engine
+    known = ENGINES.get(choices.precision)
+    precision = known.words if known else choices.precision.replace("_", " ")
     return (
-        f"{made.identity.rows:,} texts in {shards} part{'s'[: shards != 1]}, in {choices.precision.replace('_', ' ')}, "
+        f"{made.identity.rows:,} texts in {shards} part{'s'[: shards != 1]}, in {precision}, "
         f"on {threads} thread{'s'[: threads != 1]}; batches of at most {choices.token_budget:,} tokens ({why})"
+        f"{f'; {engine.reason}' if engine else ''}"
     )
+
+
+def _closed(store: Storage | None) -> str | None:
+    return f"no engine was tried: {store.url} would not bring its model to other machines" if store else None
+
+
+def told(run: Run, made: plans.Plan) -> dict[str, Any]:
+    """Return the plan as --json prints it: where it lies, how much there is to predict, and how much is left."""
+    folder = _folder(run)
+    done = sum(folder.part(shard).exists() for shard in range(len(made.shards)))
+    return {
+        "folder": str(folder.path),
+        "plan": made.fingerprint,
+        "texts": made.identity.rows,
+        "parts": len(made.shards),
+        "parts_done": done,
+        **asdict(made.choices),
+    }
 
 
 def _folder(run: Run) -> EvaluationFolder:

@@ -21,7 +21,7 @@ from utils import tasks
 from utils.artifacts import EvaluationFolder
 from utils.data import Rows
 from utils.errors import InputError, PipelineError
-from utils.evaluation import parts, plan, planning, rows
+from utils.evaluation import engines, parts, plan, planning, rows
 from utils.locks import HAVE_NONE
 from utils.model_source import ModelSource
 from utils.models import LoadedModel, load, use_matmul_precision
@@ -64,7 +64,15 @@ class ShardPredictor:
             compile=choices.compile,
         )
         check_texts = rows.check_texts(self._dataset, made.shards, made.check_offsets, planning.CHECK_TEXTS)
-        self._predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
+        precisions = engines.precisions_of(made)
+        try:
+            self._predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts, precisions=precisions)
+        except ValueError as error:
+            if not choices.converted:
+                raise
+            raise PipelineError(
+                f"the converted model of the plan is refused here: {error}; `{plan.PLAN_COMMAND} --anew`"
+            ) from error
         planned = _way(choices.strategy, choices.trim, choices.compile)
         found = _way(self._predictor.strategy, self._predictor.trim, self._predictor.compiled)
         if found != planned:

@@ -1,11 +1,10 @@
 """What a plan is made of and kept in: the nodes of `configs/nodes.yaml`, profiles by layer, and the file of a plan."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -230,8 +229,8 @@ class PlanFile:
     plan: PartitionPlan
 
 
-def as_json(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> str:
-    """Return the outcome as one strict JSON document, in ASCII: a console must not change a character of it.
+def told(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> dict[str, Any]:
+    """Return the outcome as plain values for JSON.
 
     Times are in seconds, sizes in bytes. `model` says where the model is.
     """
@@ -269,7 +268,7 @@ def as_json(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str 
             stage["memory_bytes"] = {**stage.pop("memory"), "total": made.memory.total, "free": made.free_bytes}
     head = {"schema_version": SCHEMA_VERSION, "model": asdict(planned), "profiles": sources}
     end = {"feasible": plan is not None, "plan": plan, "missing": missing, "reason": reason}
-    return json.dumps({**head, **end}, indent=2, allow_nan=False)
+    return {**head, **end}
 
 
 def read_plan(path: Path, model: str | None = None) -> PlanFile:

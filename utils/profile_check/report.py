@@ -97,9 +97,9 @@ def lines(checked: Checked, *, with_analysis: bool = False, brief: bool = False)
     return found
 
 
-def as_json(checked: Checked, *, with_analysis: bool = False) -> str:
-    """Return the checks, the verdict and, if wanted, the analysis as one strict JSON object."""
-    told: Document = {
+def told(checked: Checked, *, with_analysis: bool = False) -> Document:
+    """Return the checks, the verdict and, if wanted, the analysis as plain values for JSON."""
+    values: Document = {
         "schema_version": SCHEMA_VERSION,
         "kind": "profile_check",
         "run": str(checked.run),
@@ -107,10 +107,10 @@ def as_json(checked: Checked, *, with_analysis: bool = False) -> str:
         "checks": [{**asdict(each), "is_fatal": each.is_fatal} for each in checked.checks],
     }
     if with_analysis:
-        told["analysis"] = _values_of_trace(checked.analysis) if checked.analysis else None
+        values["analysis"] = _values_of_trace(checked.analysis) if checked.analysis else None
         if checked.training:
-            told["training"] = _values_of_stages(_judged(checked))
-    return document.as_json(told)
+            values["training"] = _values_of_stages(_judged(checked))
+    return values
 
 
 def _by_file(checks: tuple[Check, ...]) -> list[list[Check]]:

@@ -103,7 +103,10 @@ def _machine(data: ReportData) -> list[tuple[str, str]]:
         else:
             facts += [f"compute capability {clean(device.get('capability'))}", f"CUDA {clean(device.get('cuda'))}"]
         driver = f"driver {clean(machine.hardware['driver'])}" if machine and machine.hardware.get("driver") else ""
-        pairs.append(("GPU", ", ".join(filter(None, [*facts, driver]))))
+        uuid = clean(device.get("uuid") or "")
+        pairs.append(("GPU", ", ".join(filter(None, [*facts, driver, uuid]))))
+        if (visible := device.get("visible_gpus", 1)) > 1:
+            pairs.append(("Other GPUs", f"{visible - 1}, left out of the sweep"))
     if isinstance(machine, Missing):
         return [*pairs, ("CPU", unknown(machine.reason))]
     hardware = machine.hardware

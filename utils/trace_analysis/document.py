@@ -4,7 +4,6 @@ Plain values with the unit in every name; what is not known is null. `text` tell
 explains the keys.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -60,11 +59,6 @@ def of_pair(pair: Pair) -> Document:
         "operators": [_changed_operator(change) for change in diff.operators],
         "kernels": [_changed_kernel(change) for change in diff.kernels],
     }
-
-
-def as_json(document: Mapping[str, object]) -> str:
-    """Return a document as one strict JSON object, in ASCII: a console must not change a character of it."""
-    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def subject(trace: Examined) -> Document:

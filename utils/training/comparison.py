@@ -1,9 +1,9 @@
 """Training runs held against a first one: are their steps faster, slower, the same, or not to be told?"""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from boundby import files
 from boundby.compare import Comparison
@@ -71,8 +71,8 @@ def lines(found: Sequence[TrainingComparison]) -> list[str]:
     return plain_text.lines([block for each in found for block in _blocks(each)])
 
 
-def as_json(found: Sequence[TrainingComparison]) -> str:
-    """Return the comparisons as one strict JSON document, in ASCII: a console must not change a character of it."""
+def told(found: Sequence[TrainingComparison]) -> dict[str, Any]:
+    """Return the comparisons as plain values for JSON."""
     comparisons = [
         {
             "a": str(each.a),
@@ -83,8 +83,7 @@ def as_json(found: Sequence[TrainingComparison]) -> str:
         }
         for each in found
     ]
-    document = {"schema_version": SCHEMA_VERSION, "kind": "training_comparison", "comparisons": comparisons}
-    return json.dumps(document, indent=2, allow_nan=False)
+    return {"schema_version": SCHEMA_VERSION, "kind": "training_comparison", "comparisons": comparisons}
 
 
 def _first_process(run: Path) -> StageTimes:

@@ -28,6 +28,10 @@ from utils.training.settings import TrainingSettings
 FILE, SCHEMA_VERSION = "trials.json", 1
 BUDGET_S = 120.0
 ROUND_S, LEAST_STEPS = 0.3, 16  # of a round: workers fetch 4 batches ahead, which must not count
+NOT_PREDICTED = {
+    "fuse_operators": "not predicted: how fast compiled code is shows once it is made",
+    "pin_memory": "not predicted: how much of a copy hides behind the work shows once it runs",
+}
 HEADERS = ("fix", "predicted,\n90 %", "at most", "measured,\n95 %", "as predicted")
 
 
@@ -51,7 +55,6 @@ def tried(job: Job) -> Iterator[str]:
     job.note(f"trying each fix that applies here, in rounds of {steps} steps, about {BUDGET_S:.0f} s in all")
     found = try_fixes(
         recipe_of(job, steps),
-        verdict.stages,
         Timer(synchronize=synchronizer(job.process.device)),
         budget_s=BUDGET_S,
         watch=Watch(HostCounters()),
@@ -129,5 +132,5 @@ def _said(trial: Trial) -> str:
     if not trial.is_within_bound:
         return "above the bound"
     if trial.predicted is None:
-        return NOTHING
+        return NOT_PREDICTED.get(trial.fix.kind, NOTHING)
     return "yes" if trial.predicted.low <= trial.measured.value <= trial.predicted.high else "no"

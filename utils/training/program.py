@@ -26,8 +26,8 @@ NOTHING_SEEN = (
 Say = Callable[[str], object]
 
 
-def run(program: Sequence[str], run_id: str | None, output: Path | None, say: Say, note: Say) -> int:
-    """Run the program to its end, record it into a folder of its own, and say the verdict; return its exit code.
+def run(program: Sequence[str], run_id: str | None, output: Path | None, say: Say, note: Say) -> tuple[int, Path]:
+    """Run the program, record it into a folder of its own, say the verdict; return its exit code and that folder.
 
     Its input and output are its own. Raises InputError where there is no such program, or the folder cannot be taken.
     """
@@ -50,7 +50,7 @@ def run(program: Sequence[str], run_id: str | None, output: Path | None, say: Sa
     }
     files.write_json(folder / PROGRAM, facts)
     say("\n".join(_closing(folder, code)))
-    return code
+    return code, folder
 
 
 def _waited(program: Sequence[str], variables: dict[str, str]) -> int:

@@ -123,8 +123,10 @@ NEEDED = {"loop": (), "trainer": ("accelerate",), "lightning": ("lightning",)}
 
 def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and what follows)
     settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say, after: After | None = None
-) -> None:
+) -> Path:
     """Train, record if that is wanted, and say what was found; the first process of several speaks for all.
+
+    Returns the folder of the run.
 
     What `after` does with the run is said last. Raises a PipelineError that names the way out, and whatever ended the
     training.
@@ -142,6 +144,7 @@ def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and wh
             say("\n".join(_closing(job)))
         if after:
             say("\n".join(after(job)))
+    return folder
 
 
 def claim(process: Process, settings: TrainingSettings, run_id: str | None, output: Path | None) -> Path:

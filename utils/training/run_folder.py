@@ -4,6 +4,7 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 from boundby import environment, files
 from boundby.training import StageTimes, ranks_in, read_stage_times
@@ -82,6 +83,13 @@ def judge(folder: Path, ranks: tuple[StageTimes, ...]) -> TrainingVerdict:
     """Return the verdict on a run, with what the trace of its first process says."""
     first = ranks[0]
     return judge_training(ranks, read_trace_verdict(RunFiles(folder, first.rank, first.world_size)))
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """Return a run that has ended as --json prints it: where it lies, its files, and the verdict if it was recorded."""
+    ranks = ranks_of(folder)
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(files.TEMPORARY_PREFIX))
+    return {"folder": str(folder), "files": names, "verdict": judge(folder, ranks).as_dict() if ranks else None}
 
 
 def table(times: StageTimes) -> Block:

@@ -3,23 +3,43 @@
 import gc
 import multiprocessing
 import os
+import shutil
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from boundby.inference import collate, tokenize
+from boundby.inference import collate, tokenize, weight_bytes
 from boundby.inference.engines import ENGINES, Library, Session, convert, file_bytes, open_session, quantized
-from boundby.memory import MemoryMeter
+from boundby.memory import MemoryMeter, free_bytes
 from utils import models
 from utils.model_source import ModelSource
+from utils.models import LoadedModel
 
+# To load a library, convert and quantize a small classifier on two CPU cores; the first of a library converts.
+ENGINE_S = {"onnxruntime": 20.0, "onnxruntime_int8": 8.0, "openvino": 15.0, "openvino_int8": 15.0}
+COPIES = 4  # of the float32 weights, that converting holds at once: torch's, the graph's, what is written
+FILES = 2  # of that size at most lie on the disk: in float32 and in eight bits
 MOST_S = 900.0  # for one answer
 LAST_S = 5.0  # to end
 CPU = torch.device("cpu")
+
+
+def obstacle(loaded: LoadedModel, folder: Path) -> tuple[Literal["out_of_memory", "no_space"], str] | None:
+    """Return why there is no room to convert this model into `folder`, which is made; None where there is."""
+    wanted, free = weight_bytes(loaded.model), free_bytes(loaded.device)
+    if COPIES * wanted > free:
+        sizes = f"{COPIES * wanted / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free"
+        return "out_of_memory", f"converting takes {sizes}"
+    folder.mkdir(parents=True, exist_ok=True)
+    room = shutil.disk_usage(folder).free
+    if FILES * wanted > room:
+        sizes = f"{FILES * wanted / 1e9:.2g} GB of disk, and {room / 1e9:.2g} GB are free"
+        return "no_space", f"the converted model takes {sizes}; output.results_dir names another disk"
+    return None
 
 
 class EngineFailed(ValueError):

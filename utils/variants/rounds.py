@@ -76,8 +76,8 @@ def make(
         left = SETUP_SHARE * (deadline - timer.clock())
         try:
             if variant.name not in (REFERENCE, PACKED) and left <= variant.setup_s:
-                took = f"making it takes about {variant.setup_s:.0f} s" if variant.setup_s else "it came last"
-                raise Refused("over_budget", f"{took}, and time was up; variants.max_seconds gives more")
+                took = f": making it takes about {variant.setup_s:.0f} s" if variant.setup_s else ""
+                raise Refused("over_budget", f"time was up before its turn{took}; variants.max_seconds gives more")
             made.append(_made(variant, shop, timer))
         except Exception as error:  # torch, a compiler, or files of any kind may raise anything
             if variant.name == REFERENCE:

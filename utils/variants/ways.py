@@ -31,10 +31,10 @@ from boundby.verdict import Fix
 from utils import models
 from utils.config import Model
 from utils.config import Variants as Settings
-from utils.errors import lacking
-from utils.model_source import model_files
+from utils.errors import InputError, PipelineError, lacking
+from utils.model_source import ModelSource, fetch, model_files
 from utils.models import LoadedModel
-from utils.variants.engines import EngineFailed, EngineProcess
+from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstacle
 from utils.variants.recommendation import Kind
 
 RefusalKind = Literal[
@@ -51,10 +51,6 @@ REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: 
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
 ENGINE_SIZES = (32, 64, 128)
 SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
-# To load a library, convert and quantize a small classifier on two CPU cores; the first of a library converts.
-ENGINE_S = {"onnxruntime": 20.0, "onnxruntime_int8": 8.0, "openvino": 15.0, "openvino_int8": 15.0}
-ENGINE_COPIES = 4  # of the float32 weights, that converting holds at once: torch's, the graph's, what is written
-FILES = 2  # of that size at most lie on the disk: in float32 and in eight bits
 # Beside those of the evaluation; models trained in bfloat16 overflow in float16, which shows here and is refused.
 ALL_PRECISIONS = {**PRECISIONS, "float16": Precision("float16", torch.float16)}
 
@@ -124,15 +120,8 @@ class Workshop:
             return self.engines[library]
         if library in self.failed:  # for another precision
             raise self.failed[library]
-        wanted, free = weight_bytes(self.loaded.model), free_bytes(self.loaded.device)
-        if ENGINE_COPIES * wanted > free:
-            raise Refused("out_of_memory", f"converting takes {ENGINE_COPIES * wanted / 1e9:.1f} GB of memory; "
-                          f"{free / 1e9:.1f} GB are free")  # fmt: skip
-        self.folder.mkdir(parents=True, exist_ok=True)
-        room = shutil.disk_usage(self.folder).free
-        if FILES * wanted > room:
-            sizes = f"{FILES * wanted / 1e9:.2g} GB of disk, and {room / 1e9:.2g} GB are free"
-            raise Refused("no_space", f"the converted model takes {sizes}; output.results_dir names another disk")
+        if wrong := obstacle(self.loaded, self.folder):
+            raise Refused(*wrong)
         process = EngineProcess(
             self.loaded.source, library, self.max_length, self.folder / library, self.trust_remote_code
         )
@@ -205,6 +194,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     threads = torch.get_num_threads()
     coarser = fast_float32_products(device) or "highest"
     half = max(1, threads // 2)
+    fewer = f"{half} of {threads} threads" if threads > 1 else "fewer threads"
     of_threads = Fix("threads", {"threads": half, "instead_of": threads})
     of_products, bf16 = Fix("matmul_precision", {"precision": coarser}), Fix("dtype", {"dtype": "bfloat16"})
     fp16, fused = Fix("dtype", {"dtype": "float16"}), Fix("fuse_operators")
@@ -213,7 +203,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
         Variant(REFERENCE, "padded, as they come", _as_they_come, base=None),
         Variant("sorted", "padded, by length", _sorted, base=REFERENCE),
         Variant(PACKED, "without padding", _packed, REFERENCE, Fix("remove_padding"), settings=()),
-        Variant("half_threads", f"{half} of {threads} threads", partial(_with_threads, half), fix=of_threads,
+        Variant("half_threads", fewer, partial(_with_threads, half), fix=of_threads,
                 settings=(), environment={"OMP_NUM_THREADS": str(half)}),
         Variant("float32_fast", "coarser products", partial(_in, "float32_fast"), fix=of_products,
                 settings=(f"model.matmul_precision={coarser}",), kind="coarser"),
@@ -376,13 +366,26 @@ def _engine(name: str, shop: Workshop) -> Way:
 def _other_model(name: str, shop: Workshop) -> Way:
     """Return the checkpoint in float32 without padding, its labels put into the order of the reference's."""
     own = shop.loaded
-    source = models.locate(Model(name=name, task=own.source.task), own.source.path.parent)
+    source = _source(Model(name=name, task=own.source.task), shop)
     loaded = models.load(source, own.device, "float32", trust_remote_code=shop.trust_remote_code)
     order = _same_labels(loaded.model.config.id2label, own.model.config.id2label)
     max_length, _ = models.effective_max_length(loaded, shop.max_length)
     predictor = Predictor(loaded.model, loaded.tokenizer, PredictorOptions(max_length), shop.probe)
     way = _predicting(predictor, loaded)
     return replace(way, logits=lambda texts: way.logits(texts)[:, order])
+
+
+def _source(model: Model, shop: Workshop) -> ModelSource:
+    """Return the checkpoint, fetched from the Hub where it is not on this disk. Raises Refused."""
+    place = shop.loaded.source.path.parent
+    try:
+        return models.locate(model, place)
+    except InputError:
+        pass
+    try:
+        return fetch(model, place, trust_remote_code=shop.trust_remote_code, progress=lambda text: None)
+    except PipelineError as error:
+        raise Refused("failed", str(error).removeprefix("model.name is ")) from error
 
 
 def _same_labels(theirs: Mapping[int, str], own: Mapping[int, str]) -> list[int]:

@@ -1,0 +1,248 @@
+"""Let ONNX Runtime or OpenVINO compute an evaluation where it surely wins: converted once, kept beside the results."""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from boundby import environment, files
+from boundby.device import has_bfloat16_products, is_host
+from boundby.inference import PRECISIONS, Precision, PrecisionRule, Predictor, Sample, choose_precision
+from boundby.inference.engines import ENGINES, LEAST_CALIBRATION, MOST_CALIBRATION, as_precision, file_of, open_session
+from boundby.inference.reference import ExactnessReport
+from boundby.inference.selfcheck import check_rows
+from boundby.roofline import Interval
+from boundby.stats import estimate
+from utils import contents
+from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
+from utils.evaluation.plan import PLAN_COMMAND, Converted, EngineChoice, Plan
+from utils.models import LoadedModel
+from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstacle
+
+SHARE = 0.1  # of what an evaluation takes may go into trying engines: so much slower does one get that wins nothing
+PROMISING = ("openvino_int8", "openvino_bfloat16", "openvino", "onnxruntime_int8", "onnxruntime")  # in this order
+TURNS, TURN_TEXTS = 5, 512
+PASSES = 4  # over the sample: choosing, and turns on a part of it
+FASTER = 1.02  # as in the rule by which step 05 recommends: less is no reason to take another library
+RECEIPT = "converted.json"
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Where converted models lie; `closed` says why none may be used."""
+
+    folder: Path
+    closed: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The record of the choice; where an engine was taken, its predictor, how its labels compare, and its file."""
+
+    record: EngineChoice
+    predictor: Predictor | None = None
+    report: ExactnessReport | None = None
+    file: Path | None = None
+    converted: Converted | None = None
+
+
+def choose(
+    own: Predictor, loaded: LoadedModel, sample: Sample, rule: PrecisionRule, whole_s: float, shelf: Shelf
+) -> Chosen | None:
+    """Return the engine that is surely faster than `own` with the agreement that `rule` asks for, or why there is none.
+
+    None where no engine is installed for this device. `sample` has its reference; `whole_s` is what an evaluation in
+    `own` takes, of which trying may take a tenth.
+    """
+    names = [name for name in PROMISING if not ENGINES[name].lacking]
+    if not names or not is_host(own.device):
+        return None
+    if shelf.closed:
+        return Chosen(EngineChoice(None, shelf.closed))
+    if own.options.precision not in ("float32", "float32_fast", "float32_prepared"):
+        names = [name for name in names if ENGINES[name].precision != "float32"]  # its products cannot be as fast
+    if not has_bfloat16_products(own.device):
+        names = [name for name in names if ENGINES[name].precision != "bfloat16"]
+    texts = sample.check_texts or sample.texts
+    start, reasons = time.perf_counter(), list[str]()
+    left_s = SHARE * whole_s - PASSES * own.predict(sample.texts).seconds.total_s
+    offered: dict[str, tuple[Precision, Path, float]] = {}
+    with ExitStack() as stack:
+        workplace = _Workplace(loaded, own, texts, shelf, stack)
+        for name in names:
+            words, needs_s = ENGINES[name].words, workplace.needs_s(name)
+            if time.perf_counter() - start + needs_s > left_s:
+                reasons.append(f"{words} was not tried: getting it ready takes about {needs_s:.0f} s, all texts about "
+                               f"{whole_s:.0f} s")  # fmt: skip
+                break
+            try:
+                file, seconds = workplace.file(name)
+                session = open_session(file, ENGINES[name], torch.get_num_threads())
+                offered[name] = as_precision(name, session), file, seconds
+            except Exception as error:  # libraries raise anything
+                reasons.append(f"not {words}: {str(error).strip().partition(chr(10))[0]}")
+    return _fastest(own, loaded, sample, rule, offered, reasons)
+
+
+def _fastest(
+    own: Predictor,
+    loaded: LoadedModel,
+    sample: Sample,
+    rule: PrecisionRule,
+    offered: dict[str, tuple[Precision, Path, float]],
+    reasons: list[str],
+) -> Chosen:
+    if not offered:
+        return Chosen(EngineChoice(None, "; ".join(reasons)))
+    precisions = {name: precision for name, (precision, _, _) in offered.items()}
+    try:
+        choice = choose_precision(
+            loaded.model, loaded.tokenizer, sample, rule, own.options, precisions=tuple(precisions.values())
+        )
+    except ValueError as error:
+        return Chosen(EngineChoice(None, "; ".join([*reasons, str(error)])))
+    name = choice.options.precision
+    precision, file, convert_s = offered[name]
+    engine = Predictor(loaded.model, loaded.tokenizer, choice.options, choice.check_texts, precisions=precisions)
+    rates = turns(own, engine, sample.texts[:TURN_TEXTS])
+    gain = Interval.of(estimate([mine / theirs for mine, theirs in rates]))
+    said = f"{ENGINES[name].words} is {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}] times as fast"
+    record = EngineChoice(None, "", convert_s, gain.value, gain.low, gain.high)
+    if gain.low <= FASTER:
+        record = replace(record, reason="; ".join([*reasons, *choice.reasons, f"{said}: no sure gain"]))
+        return Chosen(record)
+    saved_s = float(np.mean([mine - theirs for mine, theirs in rates])) / len(sample.texts[:TURN_TEXTS])
+    after = int(convert_s / saved_s) + 1
+    told = f"{said} as {own.options.precision.replace('_', ' ')} here"
+    if convert_s:
+        told += f"; converting took {convert_s:.0f} s, won back after {after:,} texts"
+    record = replace(record, name=name, reason=told, won_back_after_texts=after)
+    converted = Converted(_version(name), _sha256(file))
+    return Chosen(record, engine, choice.report, file, converted)
+
+
+def turns(own: Predictor, engine: Predictor, texts: Sequence[str]) -> list[tuple[float, float]]:
+    """Return the seconds that both take for the same texts, in turns."""
+    ways = (own, engine)
+    found = []
+    for number in range(TURNS + 1):
+        seconds = {way: ways[way].predict(texts).seconds.total_s for way in ((0, 1), (1, 0))[number % 2]}
+        found.append((seconds[0], seconds[1]))
+    return found[1:]  # the first pass is cold
+
+
+class _Workplace:
+    """Converts the model for each library, in a process of its own, unless it lies on the shelf."""
+
+    def __init__(
+        self, loaded: LoadedModel, own: Predictor, texts: Sequence[str], shelf: Shelf, stack: ExitStack
+    ) -> None:
+        self._loaded, self._own, self._shelf, self._stack = loaded, own, shelf, stack
+        order = check_rows(own.tokenize(texts).lengths)
+        self._probe = [texts[row] for row in order]
+        self._calibration = list(texts[:MOST_CALIBRATION])
+        self._processes: dict[str, EngineProcess] = {}
+
+    def needs_s(self, name: str) -> float:
+        """Return about how long it takes to get an engine ready; 0 where it lies on the shelf."""
+        if self._kept(name):
+            return 0.0
+        library = ENGINES[name].library
+        converting = 0.0 if library in self._processes else ENGINE_S[library]
+        return converting + (ENGINE_S[name] if ENGINES[name].precision == "int8" else 0.0)
+
+    def file(self, name: str) -> tuple[Path, float]:
+        """Return the file of this engine, and the seconds that making it took now. Raises EngineFailed."""
+        engine, folder = ENGINES[name], self._folder(name)
+        path = file_of(folder, engine.library, engine.precision)
+        if self._kept(name):
+            return path, 0.0
+        if engine.calibrated and len(self._calibration) < LEAST_CALIBRATION:
+            raise EngineFailed(f"its ranges are found with {LEAST_CALIBRATION} texts or more")
+        start = time.perf_counter()
+        process = self._processes.get(engine.library)
+        if process is None:
+            if wrong := obstacle(self._loaded, self._shelf.folder):
+                raise EngineFailed(wrong[1])
+            process = EngineProcess(
+                self._loaded.source, engine.library, self._own.options.max_length, folder, self._shelf.trust_remote_code
+            )
+            self._stack.callback(process.close)
+            process.convert()
+            self._processes[engine.library] = process
+        process.open(name, self._calibration if engine.calibrated else ())
+        process.logits(name, self._probe, len(self._probe))  # one that ends its process does not end this one
+        files.write_json(folder / RECEIPT, {**self._receipt(folder), name: _sha256(path)})
+        return path, time.perf_counter() - start
+
+    def _kept(self, name: str) -> bool:
+        folder, engine = self._folder(name), ENGINES[name]
+        path = file_of(folder, engine.library, engine.precision)
+        return path.is_file() and self._receipt(folder).get(name) == _sha256(path)
+
+    def _receipt(self, folder: Path) -> dict[str, str]:
+        try:
+            found = json.loads((folder / RECEIPT).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _folder(self, name: str) -> Path:
+        """Return the folder of a library's files: of this model, these versions and these texts for the ranges."""
+        library = ENGINES[name].library
+        packages = {each for engine in ENGINES.values() if engine.library == library for each in engine.packages}
+        versions = environment.versions(("torch", "transformers", *sorted(packages)))
+        weights = self._loaded.source.fingerprint
+        key = files.sha256_of([library, weights, versions, self._own.options.max_length, self._calibration])
+        return self._shelf.folder / f"{library}-{key[:16]}"
+
+
+def tidy(shelf: Shelf, kept: Path | None) -> None:
+    """Remove what lies on the shelf but for the folder of this file."""
+    for each in shelf.folder.glob("*"):
+        if kept is None or each != kept.parent:
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def precisions_of(made: Plan) -> dict[str, Precision]:
+    """Return the precisions that the plan's one is looked up in, the converted model of the plan loaded.
+
+    Raises EnvironmentLacksError without the library, InputError where it or the file is not the planned one, and
+    PipelineError where it cannot be loaded.
+    """
+    name, planned = made.choices.precision, made.choices.converted
+    if planned is None:
+        return PRECISIONS
+    engine, path = ENGINES[name], Path(made.places.converted or "")
+    anew = f"; `{PLAN_COMMAND} --anew` plans without it"
+    if engine.lacking:
+        raise EnvironmentLacksError(f"the plan computes with {engine.words}; {lacking(*engine.lacking)}{anew}")
+    if (version := _version(name)) != planned.version:
+        raise InputError(f"the plan computes with {engine.words} {planned.version}, {version} is installed{anew}")
+    try:
+        is_planned = _sha256(path) == planned.sha256
+    except OSError:
+        is_planned = False
+    if not is_planned:
+        raise InputError(f"{path}: the converted model of the plan is gone, or another one{anew}")
+    try:
+        session = open_session(path, engine, torch.get_num_threads())
+    except Exception as error:  # libraries raise anything
+        raise PipelineError(f"{path}: {engine.words} cannot load it ({error}){anew}") from error
+    return {**PRECISIONS, name: as_precision(name, session)}
+
+
+def _version(name: str) -> str:
+    return str(environment.versions((ENGINES[name].library,))[ENGINES[name].library])
+
+
+def _sha256(path: Path) -> str:
+    """Return a hash of a converted model: OpenVINO's weights lie beside its graph. Raises OSError."""
+    return files.sha256_of({each.name: contents.sha256(each) for each in sorted(path.parent.glob(f"{path.stem}.*"))})
