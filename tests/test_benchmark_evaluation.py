@@ -73,7 +73,7 @@ def test_a_ratio_below_its_bound_fails(changed: dict[str, list[float]], said: st
 def test_another_label_or_a_low_share_fails_where_it_can_be_judged() -> None:
     assert failures(replace(GOOD, same_labels=511)) == ["long-tailed: ours same gives 1 of 512 texts another label"]
     found = failures(replace(GOOD, shares={SAME: 0.7, FASTEST: 0.4}))
-    assert found == ["long-tailed: ours fastest reaches 40% of the roofline, 60% is asked for"]
+    assert found == ["long-tailed: ours fastest reaches 40% of the roofline, 60% are asked for"]
     slow = replace(with_rates(**{FASTEST: [80.0, 80.0]}), shares={SAME: 0.7, FASTEST: 0.1})
     assert len(failures(slow)) == 2
     assert failures(replace(slow, unjudged={FASTEST: "no bfloat16 products"})) == []
