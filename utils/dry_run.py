@@ -89,7 +89,9 @@ def _decision(number: str, run: Run) -> steps.Decision:
     if run.args.resume:
         return steps.decide(number, run.config, run.layout)
     earlier = any(path.exists() for path in steps.outputs(number, run.layout))
-    if earlier and steps.STEPS[number].measures:
+    if not earlier:
+        return steps.Decision(True, "it has no results yet")
+    if steps.STEPS[number].measures:
         return steps.Decision(True, "without --resume it measures again; the earlier outputs go to previous/")
     return steps.Decision(True, "without --resume every step runs")
 

@@ -26,7 +26,7 @@ MATRIX = [  # how, at most so many for each scene, and the scenes
     ("kill", 80, ["evaluate run", "evaluate run, in a store", "pipeline"]),
     ("share", 10, ["a step", "step 01", *EVALUATION, *STORED]),
     ("deafen", 1, ["a step", "step 01", *EVALUATION, *SLOW]),
-    ("interrupt", 1, ["step 02"]),
+    ("interrupt", 1, ["step 01", "step 02", "step 04", "pipeline"]),
 ]
 
 
