@@ -62,8 +62,10 @@ def main(run: cli.Run) -> int:
         shape=models.shape_of(inputs, measured.new_tokens),
         note=run.note,
     )
-    summary = dashboard.with_name(f"{report.profile.profile_name}_summary.json")
-    run.give(lambda: files.read_json(summary), lambda: f"{report}\nwrote {dashboard} and the files beside it")
+    run.give(
+        lambda: files.read_json(dashboard.with_name(f"{report.profile.profile_name}_summary.json")),
+        lambda: f"{report}\nwrote {dashboard} and the files beside it",
+    )
     return int(report.profile.coverage.status == "not representative")
 
 

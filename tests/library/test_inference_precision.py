@@ -283,7 +283,7 @@ def test_prepared_weights_give_the_logits_of_the_others_in_the_same_memory(famil
 
 
 @pytest.mark.skipif(not has_int8_products(CPU), reason="this CPU has no products of eight bits")
-@pytest.mark.parametrize("family", ["bert", "distilbert", "qwen2"])
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
 def test_int8_takes_less_memory_and_depends_on_no_other_text(family, tokenizer, texts):
     classifier = classifiers.build(family, len(tokenizer), tokenizer.pad_token_id)
     batched, plain = (

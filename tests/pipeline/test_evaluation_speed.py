@@ -60,7 +60,8 @@ def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, 
     asked: list[tuple[str, float]] = []
 
     def chosen(model, tokenizer, sample, rule, options):
-        return SimpleNamespace(options=replace(options, precision="float32_fast"), report=None, reasons=())
+        faster = replace(options, precision="float32_fast")
+        return SimpleNamespace(options=faster, report=None, reasons=(), reference=None)
 
     def compilation(setting, predictor, compiled, texts, whole_s):
         asked.append((predictor.options.precision, whole_s))
@@ -91,7 +92,7 @@ def test_the_margin_of_near_ties_is_reckoned_in_batches_of_the_planned_budget(he
     asked: list[int] = []
 
     def chosen(model, tokenizer, sample, rule, options):
-        return SimpleNamespace(options=replace(options, guard_margin=0.5), report=None, reasons=())
+        return SimpleNamespace(options=replace(options, guard_margin=0.5), report=None, reasons=(), reference=None)
 
     def guard(predictor, model, texts, rule):
         asked.append(predictor.token_budget)
