@@ -272,30 +272,32 @@ class _Known:
     def _loaded_beside(self, base: Loop, change: Change) -> Interval:
         """Return the factor of a round whose batches other processes load: the slower of both is left.
 
-        A batch that is ready is still handed over, and the first one of a round is waited for. With a core to spare
-        the loading takes nothing from the rest. Without, it takes at most all of its own processor time, since threads
-        that compute together wait for the one that was interrupted; at least nothing, since they do not always compute.
+        A batch that is ready is still handed over, at least as quickly as right after another, at most as slowly as
+        with caches that learning has filled, and the first one of a round is waited for. With a core to spare the
+        loading takes nothing from the rest. Without, it takes at most all of its own processor time, since threads that
+        compute together wait for the one that was interrupted; at least nothing, since they do not always compute.
         """
         workers = change.workers or 0
         loader = self.recipe.batches(workers, self.recipe.is_pinned)
         count = sum(1 for _ in loader)  # which starts them
         at_hand = min(AHEAD * workers, count - 2)
         spent_s, rounds = self.spent_beside_s(), [self._loaded(base, loader, count, at_hand) for _ in range(LOADED)]
-        first_s, each_s, handed_s = (statistics.fmean(column) for column in zip(*rounds, strict=True))
-        loading_s, handing_s = (first_s + (count - 1) * seconds for seconds in (each_s, handed_s))
+        means = [statistics.fmean(column) for column in zip(*rounds, strict=True)]
+        loading_s, slow_s, quick_s = (means[0] + (count - 1) * each for each in means[1:])
         spent_s = (self.spent_beside_s() - spent_s + TICK_S) / LOADED
         cores, threads = len(usable_cpus()), torch.get_num_threads()
-        others_s = self.round_s - self.seconds.get(stages.DATA, 0.0) + handing_s
+        rest_s = self.round_s - self.seconds.get(stages.DATA, 0.0)
         takes_s = 0.0 if threads + workers <= cores or is_gpu(self.recipe.device) else min(spent_s, cores * loading_s)
-        least_s = max(loading_s, others_s, (others_s + takes_s) / cores)
-        most_s = max(loading_s, others_s + takes_s)
+        least_s = max(loading_s, rest_s + min(quick_s, slow_s), (rest_s + quick_s + takes_s) / cores)
+        most_s = max(loading_s, rest_s + slow_s + takes_s)
         ends = self.round_s / most_s, self.round_s / least_s
         return Interval(math.sqrt(ends[0] * ends[1]), ends[0] * math.exp(-REST_ERROR), ends[1] * math.exp(REST_ERROR))
 
-    def _loaded(self, base: Loop, loader: Iterable[Any], count: int, at_hand: int) -> tuple[float, float, float]:
+    def _loaded(self, base: Loop, loader: Iterable[Any], count: int, at_hand: int) -> tuple[float, ...]:
         """Return the seconds until the first batch of a round, of loading each, and of handing one over that is ready.
 
-        That one is asked for after a batch was learnt from, when caches hold other things and the workers sleep.
+        The latter twice: after a batch was learnt from, when caches hold other things and the workers sleep, and right
+        after another.
         """
         start = self.timer.clock()
         batches = iter(loader)
@@ -304,13 +306,14 @@ class _Known:
         others = count - 1 - at_hand
         each_s = sum(self.timer.isolated(lambda: next(batches)) for _ in range(others)) / others
         self.pause(max(10 * TICK_S, at_hand * each_s))  # until the others are ready
-        handed_s = 0.0
-        for _ in range(at_hand):
-            base.learn(self.recipe.move(batch))
+        handed: tuple[list[float], list[float]] = ([], [])
+        for number in range(at_hand):
+            if number % 2 == 0:
+                base.learn(self.recipe.move(batch))
             start = self.timer.clock()
             batch = next(batches)
-            handed_s += self.timer.clock() - start
-        return first_s, each_s, handed_s / at_hand
+            handed[number % 2].append(self.timer.clock() - start)
+        return first_s, each_s, *(statistics.fmean(seconds) for seconds in handed)
 
 
 def _capped(predicted: Interval, at_most: float) -> Interval:
