@@ -11,7 +11,7 @@ from boundby.memory import KEPT_BELOW, Demand, Peak, PeakModel, ProcessPeak, fit
 pytestmark = pytest.mark.truth
 
 LENGTH, MEASURED, HELD_OUT = 256, (1, 4, 16, 32, 64), (48, 128, 384, 768)
-MOST_ERROR = 0.05  # of a held-out peak, where the interval is as narrow
+MOST_ERROR, LARGE = 0.05, 2e9  # of held-out peaks of so many bytes; smaller ones lie in the range that is told
 PROGRAM = """
 import json, sys, torch
 from dataclasses import asdict
@@ -52,13 +52,11 @@ def test_held_out_batch_sizes_take_the_predicted_peak(family):
     demand = Demand(LENGTH, tuple(map(tuple, counted["changes"])))
     model = fit_peaks([Peak(size, LENGTH, held[size]) for size in MEASURED], {LENGTH: demand}, KEPT_BELOW)
     assert isinstance(model, PeakModel), model
-    narrow = 0
     for size in HELD_OUT:
         told = model.at(size)
-        error, width = told.value / held[size] - 1, max(told.high / told.value - 1, 1 - told.low / told.value)
+        error = told.value / held[size] - 1
         print(f"{family}, {size} x {LENGTH}: {held[size] / 1e6:.0f} MB, predicted {error:+.1%}, "
               f"{told.low / 1e6:.0f} to {told.high / 1e6:.0f}")  # fmt: skip
         assert told.low <= held[size] <= told.high
-        assert abs(error) <= max(MOST_ERROR, width)
-        narrow += width <= MOST_ERROR
-    assert narrow, "no held-out size is told within five percent"
+        assert held[size] < LARGE or abs(error) <= MOST_ERROR
+    assert held[HELD_OUT[-1]] >= LARGE
