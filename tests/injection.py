@@ -339,7 +339,7 @@ class ForkedStep:
     It goes on with what was counted and synced before it, and whoever waits for it goes on with what it has.
     """
 
-    def __init__(self, command: Sequence[str], preexec_fn: Callable[[], None], stdout: None) -> None:
+    def __init__(self, command: Sequence[str], preexec_fn: Callable[[], None], stdout: None = None) -> None:
         script = importlib.import_module(f"scripts.{Path(command[1]).stem}")
         self._report = os.memfd_create("report")
         self._line, theirs = socket.socketpair()
