@@ -261,7 +261,7 @@ CHANGES: dict[str, Change] = {
         ),
     ),
     "cheaper_update": Change(
-        "make the update cheaper (fused or foreach optimizer) or rarer (accumulate gradients)",
+        "make the update cheaper (fused or foreach, where the optimizer has it) or rarer (accumulate gradients)",
         ("optimizer",),
         (
             "fused=True (or foreach=True) in the optimizer; zero_grad(set_to_none=True), which is the default",

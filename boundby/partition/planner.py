@@ -206,7 +206,12 @@ def kind_of(metrics: ModelProfile | Report | Chain) -> str:
 
 
 def _profile(metrics: ModelProfile | Report) -> ModelProfile:
-    """Return the profile itself, or the one in a report."""
+    """Return the profile itself, or the one in a report. Raises TypeError for anything else, such as a path."""
+    if not isinstance(metrics, ModelProfile | Report):
+        raise TypeError(
+            f"a plan needs a ModelProfile, a Report or a Chain, {metrics!r} is of type {type(metrics).__name__}; "
+            "boundby.layers.report.read_profile reads a *_summary.json"
+        )
     return metrics.profile if isinstance(metrics, Report) else metrics
 
 

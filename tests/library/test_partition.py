@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import Report, read_profile, write_summary
@@ -337,6 +338,12 @@ def test_a_model_that_does_not_fit_says_what_is_missing():
     assert missing.extra_by_node == {"a": 150 * MB + 1000, "b": 200 * MB}
 
 
+@pytest.mark.parametrize("metrics", ["profile.jsonl", {"cpu": "profile.jsonl"}])
+def test_a_path_in_place_of_a_profile_is_told_what_reads_it(metrics):
+    with pytest.raises(TypeError, match="is of type str; boundby.layers.report.read_profile reads"):
+        ExecutionPlanner(metrics)
+
+
 def planned(nodes, *args, **options):
     return lambda: ExecutionPlanner(chain(), kind="gpu").generate_plan(nodes, *args, **options)
 
@@ -360,9 +367,6 @@ def test_what_cannot_be_planned_is_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
         wrong()
 
-
-torch = pytest.importorskip("torch", reason="a device map is made of modules of torch")
-accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed (setup/requirements-training.txt)")
 
 SEEDS = 420
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "requests")
@@ -395,6 +399,8 @@ def mapped(case: Case) -> Split | None:
     gpus = [node for node in case.nodes if node.kind == "gpu"]
     keys = {node: "cpu" if node.kind == "cpu" else gpus.index(node) for node in case.nodes}
     room = {"cpu": 0} | {key: cases.room_bytes(node) for node, key in keys.items()}
+    import accelerate
+
     found = accelerate.infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Block"])
     if "disk" in found.values():
         return None
@@ -406,6 +412,7 @@ def mapped(case: Case) -> Split | None:
 
 
 def test_the_plan_is_never_worse_than_the_map_of_accelerate():
+    pytest.importorskip("accelerate", reason="accelerate is not installed (setup/requirements-training.txt)")
     compared = better = split = 0
     for seed in range(SEEDS):
         case, objective = untied_case(seed), OBJECTIVES[seed % len(OBJECTIVES)]
