@@ -189,7 +189,7 @@ def _nvidia_gpus() -> dict[str, Any]:
             {
                 "name": _text(pynvml.nvmlDeviceGetName(handle)),
                 "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
+                "uuid": _uuid(pynvml, handle),
             }
             for handle in handles
         ]
@@ -198,6 +198,14 @@ def _nvidia_gpus() -> dict[str, Any]:
         return {"gpus": [], "driver": None, "gpus_reason": f"NVML: {error}"}
     finally:
         pynvml.nvmlShutdown()
+
+
+def _uuid(pynvml: Any, handle: Any) -> str | None:
+    """Return the card's own name, None where the driver does not tell it: the card counts all the same."""
+    try:
+        return _text(pynvml.nvmlDeviceGetUUID(handle))
+    except pynvml.NVMLError:
+        return None
 
 
 def _text(name: str | bytes) -> str:

@@ -104,6 +104,11 @@ def defer(model: Any, original: Any, dtype: torch.dtype) -> None:
     setattr(attention, DEFERRED, names)
 
 
+def defers(module: Any) -> bool:
+    """Tell whether this module attends without its keys and values."""
+    return hasattr(module, DEFERRED)
+
+
 def attend_deferred(
     module: Any,
     query: torch.Tensor,
@@ -111,17 +116,14 @@ def attend_deferred(
     parts: Sequence[tuple[slice, int, int]],
     masks: Sequence[torch.Tensor | None],
     scale: float | None,
-) -> torch.Tensor | None:
-    """Return the attention of one query for each text, `[texts, heads, width]`; None in a layer that has its keys.
+) -> torch.Tensor:
+    """Return the attention of one query for each text, `[texts, heads, width]`, in a module that `defers`.
 
     `query` is `[heads, texts, width]`, `states` `[tokens, hidden]`; `parts` are the tokens, texts and length of each
     group of texts of one length, `masks` what is visible in each, `[texts, 1, length]`. The bias of the keys adds the
     same to all scores of a query, and so nothing.
     """
-    names = getattr(module, DEFERRED, None)
-    if names is None:
-        return None
-    keys, values = (getattr(module, name) for name in names)
+    keys, values = (getattr(module, name) for name in getattr(module, DEFERRED))
     query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
     asked = torch.bmm(query, keys.weight).transpose(0, 1).contiguous()
     seen, first = [], 0
@@ -132,7 +134,7 @@ def attend_deferred(
             scores = scores.masked_fill(~mask, -torch.inf)
         seen.append(torch.bmm(scores.softmax(dim=-1).to(group.dtype), group))
         first += texts
-    answer = torch.bmm(torch.cat(seen).transpose(0, 1), values.weight.transpose(1, 2))
+    answer: torch.Tensor = torch.bmm(torch.cat(seen).transpose(0, 1), values.weight.transpose(1, 2))
     return (answer if values.bias is None else answer + values.bias).transpose(0, 1)
 
 

@@ -151,14 +151,14 @@ def grouped_attention(
     """Return attention inside each text of the current pack, `[1, tokens, heads, width]`: transformers' interface."""
     current: Pack = _local.pack
     before, after = _window(module, attention_mask, settings, current.longest)
+    rows = last_layer.rows_of(module)
+    if rows is not None:
+        return _of_chosen(module, (query, key, value), rows, (before, after), settings.get("scaling")), None
     heads = query.shape[1]
     out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
     attend = partial(
         functional.scaled_dot_product_attention, scale=settings.get("scaling"), enable_gqa=heads != key.shape[1]
     )
-    rows = last_layer.rows_of(module)
-    if rows is not None:
-        return _of_chosen(module, (query, key, value), rows, (before, after), settings.get("scaling")), None
     for start, texts, length in current.groups:
         part = slice(start, start + texts * length)
         q, k, v = (_grouped(states, part, texts, length) for states in (query, key, value))
@@ -192,8 +192,10 @@ def _of_chosen(
         places = torch.arange(texts, device=rows.device) * length + start
         masks.append(_visible(length, before, after, query.device)[chosen - places][:, None])
     queries = query[0, :, rows]
-    answers = last_layer.attend_deferred(module, queries, key[0].transpose(0, 1).flatten(1), parts, masks, scale)
-    if answers is None:
+    if last_layer.defers(module):
+        states = key[0].transpose(0, 1).flatten(1)
+        answers = last_layer.attend_deferred(module, queries, states, parts, masks, scale)
+    else:
         attend = partial(functional.scaled_dot_product_attention, scale=scale, enable_gqa=heads != key.shape[1])
         several, first = [], 0
         for (part, texts, length), mask in zip(parts, masks, strict=True):

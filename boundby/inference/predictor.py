@@ -209,7 +209,6 @@ class Predictor:
     def _with(self, options: PredictorOptions) -> "Predictor":
         other = copy.copy(self)
         other.options = options
-        other._guarding()
         return other
 
     def _guarding(self) -> "Predictor | None":

@@ -67,6 +67,16 @@ def _no_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", no_driver())
 
 
+def test_a_card_whose_uuid_the_driver_does_not_tell_is_a_card(monkeypatch):
+    def refuses(_: int) -> str:
+        raise NvmlError("Not Supported")
+
+    found = nvml(["H200"])
+    found.nvmlDeviceGetUUID = refuses
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    assert machine()["gpus"] == [{"name": "H200", "memory_bytes": 80 * 10**9, "uuid": None}]
+
+
 def test_no_secret_and_no_name_of_person_or_host_is_kept(monkeypatch):
     names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "USER", "HOSTNAME")
     for name in names:
