@@ -34,7 +34,7 @@ class Unlike(msgspec.Struct, frozen=True):
     text: str
 
 
-class Contributor(msgspec.Struct, frozen=True):
+class MostChanged(msgspec.Struct, frozen=True):
     """The operator, kernel or event of the host that most of a part of the change is of."""
 
     name: str
@@ -48,7 +48,7 @@ class Part(msgspec.Struct, frozen=True):
 
     name: str
     change_ns: float
-    contributor: Contributor | None
+    contributor: MostChanged | None
 
 
 class StepSpread(msgspec.Struct, frozen=True):
@@ -314,7 +314,7 @@ class _Contributions:
         self._operators = {change.name: change for change in operators}
         self._called_by = called_by
 
-    def largest(self, part: TimeChange) -> Contributor | None:
+    def largest(self, part: TimeChange) -> MostChanged | None:
         """Return the one that changed most in the direction of the part; None where nothing is known by name."""
         spent = [self._spent(side, part.name, factor) for side, factor in zip(self._sides, self._scale, strict=True)]
         changes = {name: spent[1].get(name, 0.0) - spent[0].get(name, 0.0) for name in {**spent[0], **spent[1]}}
@@ -324,7 +324,7 @@ class _Contributions:
             return None
         operator = self._operators.get(name)
         calls = None if operator is None else operator.difference("calls")
-        return Contributor(name, changes[name], calls, self._caller(name))
+        return MostChanged(name, changes[name], calls, self._caller(name))
 
     def _spent(self, side: Analysis, what: str, factor: float) -> dict[str, float]:
         if what == HOST_KIND:
