@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from boundby.formatting import NOTHING, clean, listed, number, times
+from boundby.formatting import NOTHING, clean, listed, number, percent, times
 from boundby.trace import Analysis
 from boundby.trace.analysis import Breakdown, StepTimes
 from boundby.trace.kernels import LaunchStats, Spread, ncu_command
+from boundby.trace.memory import memory_size
 from boundby.trace.operator_table import table_lines, table_rows
 from boundby.trace.operators import frame_name
 from boundby.verdict import Verdict
@@ -107,7 +108,7 @@ def headline(trace: Examined) -> str:
         which = "between" if len(verdict.alternatives) > 1 else "perhaps"
         said = [meaning, f"{which} {others}" if others else ""]
     else:
-        whole = "" if share is None else f", {_percent(share)} of the window"
+        whole = "" if share is None else f", {percent(share, 1)} of the window"
         said = [f"{meaning}{whole}", f"it may also be {others}" if others else ""]
     return f"{bound.upper()}: {'; '.join(filter(None, [*said, f'confidence {verdict.confidence}']))}"
 
@@ -236,11 +237,11 @@ def _communication(trace: Examined) -> list[tuple[str, str]]:
     )
     if not spent:
         return []
-    known = "" if hidden is None else f"{_percent(hidden)} of it is hidden behind computation, "
+    known = "" if hidden is None else f"{percent(hidden, 1)} of it is hidden behind computation, "
     text = f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms are not"
     if trace.waits_ns is not None and collectives and collectives.total_ns:
         text += (
-            f"; {_percent(trace.waits_ns / collectives.total_ns)} of it is waiting for other ranks, the rest transfer"
+            f"; {percent(trace.waits_ns / collectives.total_ns, 1)} of it is waiting for other ranks, the rest transfer"
         )
     return [("Communication", text)]
 
@@ -370,7 +371,7 @@ def _launches(launches: LaunchStats) -> list[Block]:
     if launches.mean_queue is not None and launches.empty_queue_share is not None:
         depth = f"{number(launches.mean_queue)} pieces of work on average, {launches.deepest_queue:,} at most"
         pairs.append(
-            ("Waiting in the queue", f"{depth}; none for {_percent(launches.empty_queue_share)} of the window")
+            ("Waiting in the queue", f"{depth}; none for {percent(launches.empty_queue_share, 1)} of the window")
         )
     return [DefinitionList(pairs)]
 
@@ -436,16 +437,16 @@ def _more(count: int, top: int) -> list[str]:
 
 def _peak(peak: Peak) -> str:
     who = "the CPU" if peak.device is None else f"GPU {peak.device}"
-    said = f"on {who} at most {_size(peak.peak_bytes)} were allocated at once"
+    said = f"on {who} at most {memory_size(peak.peak_bytes)} were allocated at once"
     if peak.earlier_bytes is None:
         said += ", not counting what was there before the trace"
     else:
-        said += f", of which {_size(peak.earlier_bytes)} before the trace"
+        said += f", of which {memory_size(peak.earlier_bytes)} before the trace"
     if peak.peak_reserved_bytes:
-        said += f"; the allocator held {_size(peak.peak_reserved_bytes)}"
+        said += f"; the allocator held {memory_size(peak.peak_reserved_bytes)}"
     if not peak.kept_per_step_bytes:
         return f"{said}."
-    kept = f"Every step leaves at least {_size(peak.kept_per_step_bytes)} more behind than it found"
+    kept = f"Every step leaves at least {memory_size(peak.kept_per_step_bytes)} more behind than it found"
     return f"{said}. {kept}: something keeps what it should drop."
 
 
@@ -463,13 +464,6 @@ def _owners(peak: Peak) -> list[Block]:
     ]
     headers = ["allocated by", "inside", "MB", "% of\npeak", "alloca-\ntions"]
     return [Table(headers, rows, left=[0, 1], caption="Whose memory it was at the peak")] if rows else []
-
-
-def _size(size_bytes: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= size:
-            return f"{number(size_bytes / size)} {unit}"
-    return f"{size_bytes:,} bytes"
 
 
 # What differs between two traces
@@ -605,7 +599,3 @@ def _ms(nanoseconds: float) -> str:
 def _of_window(spent_ns: int | None, device: Breakdown) -> str:
     """Return which percentage of the window this is."""
     return NOTHING if spent_ns is None or not device.window_ns else f"{100 * spent_ns / device.window_ns:.1f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
