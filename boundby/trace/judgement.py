@@ -116,8 +116,8 @@ def _unexplained(analysis: Analysis, device: Breakdown, share: float) -> str:
         return f"{percent(share, 1)} of the window is {where}; {way_out}"
     return (
         f"{percent(share, 1)} of the window passed with work waiting for the device and nothing of it recorded: "
-        "kernels that were missed (older profilers do, in CUDA graphs), another process there, or waits between streams; "
-        "record with a newer PyTorch, alone on the device, with enable_cuda_sync_events"
+        "kernels that were missed (older profilers do, in CUDA graphs), another process there, or waits between "
+        "streams; record with a newer PyTorch, alone on the device, with enable_cuda_sync_events"
     )
 
 

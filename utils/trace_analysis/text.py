@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from boundby.formatting import NOTHING, clean, listed, number, percent, times
 from boundby.trace import Analysis
 from boundby.trace.analysis import Breakdown, StepTimes
@@ -13,7 +11,7 @@ from boundby.trace.kernels import LaunchStats, Spread, ncu_command
 from boundby.trace.memory import memory_size
 from boundby.trace.operator_table import table_lines, table_rows
 from boundby.trace.operators import frame_name
-from boundby.verdict import Verdict
+from boundby.verdict import Verdict, values_of
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
 from utils.trace_analysis import words
@@ -21,6 +19,7 @@ from utils.trace_analysis.traces import Examination, Examined, LeftOut, Pair
 
 if TYPE_CHECKING:
     from boundby.trace.diff import Change, Diff, Part, StepSpread, TimeChange, Unlike
+    from utils.document import TracedMemory
 
 TOP = 15
 MOST_STEPS = 8
@@ -46,26 +45,6 @@ UNEQUAL = "since a trace has no steps"
 SORTED = {"device_self_ms": "device self time", "cpu_self_ms": "CPU self time"}
 
 
-class Owner(msgspec.Struct):
-    """Allocations alive at the peak of memory: of `boundby.trace.memory`, or read back from a document."""
-
-    operator: str | None
-    inside: str | None
-    bytes: int
-    allocations: int
-
-
-class Peak(msgspec.Struct):
-    """The memory of one device when there was most of it."""
-
-    device: int | None
-    peak_bytes: int
-    peak_reserved_bytes: int | None
-    earlier_bytes: int | None
-    kept_per_step_bytes: int | None
-    owners: list[Owner]
-
-
 def lines(examination: Examination, place: int | None = None, top: int | None = None) -> list[str]:
     """Return what the traces say, in lines of at most 120 columns; in detail the one at `place`, or the slowest."""
     place, top = examination.slowest if place is None else place, top or TOP
@@ -76,7 +55,7 @@ def lines(examination: Examination, place: int | None = None, top: int | None = 
         by = _order(analysis.devices[0])
         title = f"Top operators by {SORTED[by]}, grouped by {examination.group_by}"
         shown += [*plain_text.lines([Heading(title)]), *table_lines(table_rows(trace.operators), top, by)]
-    memory = [Heading("Memory"), *memory_blocks(analysis.memory)] if analysis.memory else []
+    memory = [Heading("Memory"), *memory_blocks(values_of(analysis.memory))] if analysis.memory else []
     return shown + plain_text.lines([*_kernels(analysis, top), *_annotations(analysis, top), *memory])
 
 
@@ -122,13 +101,9 @@ def subject(trace: Examined) -> str:
     return clean(", ".join(filter(None, parts)), 200)
 
 
-def memory_blocks(uses: object) -> list[Block]:
-    """Return a sentence per device, and the owners of the highest peak; [] where memory was not recorded.
-
-    Takes the records of an analysis, or the entries `memory` of a document.
-    """
-    peaks = msgspec.convert(uses, list[Peak], from_attributes=True)
-    return [Paragraph(" ".join(map(_peak, peaks)), strong="Memory:"), *_owners(peaks[0])] if peaks else []
+def memory_blocks(uses: "Sequence[TracedMemory]") -> list[Block]:
+    """Return a sentence per device, and the owners of the highest peak; [] where memory was not recorded."""
+    return [Paragraph(" ".join(map(_peak, uses)), strong="Memory:"), *_owners(uses[0])] if uses else []
 
 
 def pair_lines(pair: Pair, top: int | None = None) -> list[str]:
@@ -435,32 +410,32 @@ def _more(count: int, top: int) -> list[str]:
     return [f"and {count - top:,} more"] if count > top else []
 
 
-def _peak(peak: Peak) -> str:
-    who = "the CPU" if peak.device is None else f"GPU {peak.device}"
-    said = f"on {who} at most {memory_size(peak.peak_bytes)} were allocated at once"
-    if peak.earlier_bytes is None:
+def _peak(peak: "TracedMemory") -> str:
+    who = "the CPU" if peak["device"] is None else f"GPU {peak['device']}"
+    said = f"on {who} at most {memory_size(peak['peak_bytes'])} were allocated at once"
+    if peak["earlier_bytes"] is None:
         said += ", not counting what was there before the trace"
     else:
-        said += f", of which {memory_size(peak.earlier_bytes)} before the trace"
-    if peak.peak_reserved_bytes:
-        said += f"; the allocator held {memory_size(peak.peak_reserved_bytes)}"
-    if not peak.kept_per_step_bytes:
+        said += f", of which {memory_size(peak['earlier_bytes'])} before the trace"
+    if peak["peak_reserved_bytes"]:
+        said += f"; the allocator held {memory_size(peak['peak_reserved_bytes'])}"
+    if not peak["kept_per_step_bytes"]:
         return f"{said}."
-    kept = f"Every step leaves at least {memory_size(peak.kept_per_step_bytes)} more behind than it found"
+    kept = f"Every step leaves at least {memory_size(peak['kept_per_step_bytes'])} more behind than it found"
     return f"{said}. {kept}: something keeps what it should drop."
 
 
-def _owners(peak: Peak) -> list[Block]:
+def _owners(peak: "TracedMemory") -> list[Block]:
     rows = [
         [
-            clean(owner.operator or "outside of all operators", LONGEST_OWNER),
-            clean(owner.inside or NOTHING, LONGEST_OWNER),
-            number(owner.bytes / 1e6),
-            f"{100 * owner.bytes / peak.peak_bytes:.1f}",
-            f"{owner.allocations:,}",
+            clean(owner["operator"] or "outside of all operators", LONGEST_OWNER),
+            clean(owner["inside"] or NOTHING, LONGEST_OWNER),
+            number(owner["bytes"] / 1e6),
+            f"{100 * owner['bytes'] / peak['peak_bytes']:.1f}",
+            f"{owner['allocations']:,}",
         ]
-        for owner in peak.owners[:MOST_OWNERS]
-        if owner.bytes >= LEAST_OWNED * peak.peak_bytes
+        for owner in peak["owners"][:MOST_OWNERS]
+        if owner["bytes"] >= LEAST_OWNED * peak["peak_bytes"]
     ]
     headers = ["allocated by", "inside", "MB", "% of\npeak", "alloca-\ntions"]
     return [Table(headers, rows, left=[0, 1], caption="Whose memory it was at the peak")] if rows else []
