@@ -14,6 +14,7 @@ import numpy as np
 
 from boundby.trace.analysis import HOST_KIND, Analysis
 from boundby.trace.judgement import LEAST_STEPS
+from boundby.trace.operator_table import by_name
 from boundby.trace.operators import Caller, Grouping, OpStat
 
 OTHER_SHAPES = 0.2  # of the time of operators that both traces hold, in calls whose shapes only one of them holds
@@ -372,19 +373,17 @@ def _step_spread(side: Analysis) -> StepSpread | None:
     return StepSpread(len(durations), middle, q1, q3)
 
 
-def _operators(stats: Iterable[OpStat], group_by: str, factor: float) -> dict[Key, Amount]:
+def _operators(stats: Sequence[OpStat], group_by: str, factor: float) -> dict[Key, Amount]:
     """Return the amounts by name and what else the operators are grouped by, or by name alone."""
-    amounts: dict[Key, Amount] = {}
-    for operator in stats:
-        own = Amount(
+    return {
+        (operator.name, _detail(operator, group_by)): Amount(
             calls=operator.calls * factor,
             device_self_ns=_scaled(operator.device_self_ns, factor),
             device_total_ns=_scaled(operator.device_total_ns, factor),
             cpu_self_ns=operator.cpu_self_ns * factor,
         )
-        key = operator.name, _detail(operator, group_by)
-        amounts[key] = _sum(amounts[key], own) if key in amounts else own
-    return amounts
+        for operator in (by_name(stats) if group_by == "name" else stats)
+    }
 
 
 def _kernels(side: Analysis, factor: float) -> dict[Key, Amount]:
@@ -399,19 +398,6 @@ def _kernels(side: Analysis, factor: float) -> dict[Key, Amount]:
         if calls:
             amounts[kernel.name, kernel.kind] = Amount(calls * factor, spent * factor, spent * factor, None)
     return amounts
-
-
-def _sum(one: Amount, other: Amount) -> Amount:
-    return Amount(
-        calls=one.calls + other.calls,
-        device_self_ns=_plus(one.device_self_ns, other.device_self_ns),
-        device_total_ns=_plus(one.device_total_ns, other.device_total_ns),
-        cpu_self_ns=_plus(one.cpu_self_ns, other.cpu_self_ns),
-    )
-
-
-def _plus(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
 
 
 def _paired(
