@@ -650,19 +650,20 @@ class Verdict(msgspec.Struct, frozen=True):
     def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
         """Return the verdict that `as_dict` gave, without what its trials expected; one of an older version, too.
 
-        Older ones lack what they did not know, and their trials, which were of another kind, are left out. Raises
-        LookupError, TypeError or ValueError.
+        Older ones lack what they did not know. Their trials, which were of another kind, are left out, and gains whose
+        fix has no kind. Raises LookupError, TypeError or ValueError.
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"a verdict is a mapping, not {type(values).__name__}")
+        kinds = values.get("doubt_kinds", [doubt.partition(":")[0] for doubt in values["doubts"]])
         trials = [trial for trial in values.get("trials", ()) if "measured" in trial]
         untried = [{**_with_fix(each), "kind": each["why"]} for each in values.get("untried", ())]
         kind = values.get("unsettled")
         return msgspec.convert(
             {
                 **values,
-                "gains": [_with_fix(gain) for gain in values["gains"]],
-                "doubts": [values_of(doubt) for doubt in doubts_of(values)],
+                "gains": [_with_fix(gain) for gain in values["gains"] if "kind" in gain],
+                "doubts": [values_of(doubt) for doubt in doubts_of({**values, "doubt_kinds": kinds})],
                 "trials": [_with_fix(trial) for trial in trials],
                 "untried": untried,
                 "unsettled": {"kind": kind, "text": values["would_settle"]} if kind else None,
@@ -680,7 +681,7 @@ def values_of(record: Any) -> Any:
 
 
 def _with_fix(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {**values, "fix": {"kind": values["kind"], "settings": values["settings"]}}
+    return {**values, "fix": {"kind": values["kind"], "settings": values.get("settings", {})}}
 
 
 def inconclusive(doubts: Iterable[Doubt], gains: Iterable[Gain] = ()) -> Verdict:
