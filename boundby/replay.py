@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from boundby.disturbance import HostCounters, Watch
+from boundby.formatting import first_line
 from boundby.known import Missing
 from boundby.recording import Marked, Program, Recording, Step, program, record
 from boundby.roofline import Interval, OperatorLoad
@@ -333,7 +334,7 @@ class _Bench:
                 changed = own if setting.dtype is None else program(self.recording, setting.dtype)
                 changed.run()
         except (RuntimeError, TypeError, ValueError) as error:  # an operator that does not take this dtype
-            return Missing(_said(error))
+            return Missing(first_line(error))
         return changed
 
     def _in_order(self, run: Work, calls: int) -> float:
@@ -366,7 +367,7 @@ class _Bench:
                 except _NotReplayableError as error:
                     found.cut[step.key] = ("not_replayable", str(error))
                 except RuntimeError as error:
-                    found.cut[step.key] = ("failed", _said(error))
+                    found.cut[step.key] = ("failed", first_line(error))
                 else:
                     found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
                 self.told(self.deadline - self.clock())
@@ -574,7 +575,3 @@ def _middle(seconds: Sequence[float]) -> Interval:
 
 def _ratio(ratios: Sequence[float]) -> Interval:
     return Interval.of(estimate(ratios, CONFIDENCE))
-
-
-def _said(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

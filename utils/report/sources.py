@@ -332,8 +332,7 @@ def _quality(layout: Layout, document: Document) -> Quality | Missing:
     full = document["full_dataset_metrics"]
     if full is None:
         return Missing(f"the dataset was not evaluated: {document['full_dataset_reason']}")
-    quality, reason = qualities.read(layout.evaluated, full.get("plan"))
-    return quality or Missing(reason or "no reason was recorded")
+    return qualities.read(layout.evaluated, full.get("plan"))
 
 
 def _variants(layout: Layout, document: Document) -> Variants | Missing:

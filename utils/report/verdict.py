@@ -438,17 +438,13 @@ def _recorded(data: ReportData) -> str:
 
 def _operator_cells(row: Operator, on_device: bool) -> list[str]:
     cells = [clean(row["name"], LONGEST_OPERATOR), f"{row['calls']:,}"]
-    cells += [_cell(row["cpu_self_ms"]), _one_digit(row["cpu_self_pct"])]
-    return [*cells, _cell(row["device_total_ms"]), _one_digit(row["device_pct"])] if on_device else cells
+    cells += [_number(row["cpu_self_ms"]), _one_digit(row["cpu_self_pct"])]
+    return [*cells, _number(row["device_total_ms"]), _one_digit(row["device_pct"])] if on_device else cells
 
 
 def _not_recorded(data: ReportData) -> list[str]:
     missing = "; ".join(f"{remark.what}: {unknown(remark.reason)}" for remark in data.manifest.unavailable)
     return [f"Not in the trace: {missing}"] if missing else []
-
-
-def _cell(value: float | None) -> str:
-    return NOTHING if value is None else number(value)
 
 
 def _one_digit(value: float | None) -> str:
