@@ -483,18 +483,9 @@ class Trial(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside; without the expected ranges."""
-        return {
-            "trial": self.name,
-            **self.fix.as_dict(),
-            "measured": values_of(self.measured),
-            "predicted": values_of(self.predicted),
-            "at_most": self.at_most,
-            "outcome": self.outcome,
-            "same_labels": values_of(self.same_labels),
-            "source": self.source,
-            "pairs": self.pairs,
-            "is_fix": self.is_fix,
-        }
+        values = {**values_of(self), **self.fix.as_dict(), "trial": self.name, "outcome": self.outcome}
+        del values["expected"]
+        return values
 
 
 class Untried(msgspec.Struct, frozen=True):
@@ -579,13 +570,7 @@ class Gain(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside."""
-        return {
-            **self.fix.as_dict(),
-            "predicted": values_of(self.predicted),
-            "at_most": self.at_most,
-            "basis": self.basis,
-            "relieves": self.relieves,
-        }
+        return {**values_of(self), **self.fix.as_dict(), "relieves": self.relieves}
 
 
 class Verdict(msgspec.Struct, frozen=True):

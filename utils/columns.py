@@ -18,7 +18,7 @@ from boundby.sampler import LEAST_WINDOW_S
 from boundby.stats import Estimate, Summary, drift, estimate, least_samples, reach, summarize
 from boundby.verdict import Bound, Confidence, Doubt, Verdict, doubts_of
 from boundby.whole_set import Totals
-from utils.visits import Quantity, Visit, isolated_rounds, reference_rounds, rounds, usable, whole_of
+from utils.visits import Quantity, Visit, reference_rounds, rounds, usable, whole_of
 
 Section = Literal["sweep", "memory", "device", "work"]
 Status = Literal["ok", "noisy", "oom", "failed", "skipped_oom"]
@@ -71,7 +71,7 @@ class Point:
 
     @cached_property
     def _isolated(self) -> list[float]:
-        return isolated_rounds(self.counted)
+        return rounds(self.counted, "isolated")
 
     @cached_property
     def batches(self) -> Summary:

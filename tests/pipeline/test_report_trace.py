@@ -115,7 +115,7 @@ def test_trace_of_another_model_is_not_told(read):
     read({**other, "model": {**other["model"], "fingerprint": "other"}}, **traced())
     files.write_json(run_in(read.folder).layout.metrics, other)
     data = sources.read(run_in(read.folder))
-    assert data.trace == sources.Missing("step 03 was run on another model than the sweep")
+    assert data.operators == data.trace == sources.Missing("step 03 was run on another model than the sweep")
 
 
 @pytest.mark.parametrize(
