@@ -89,7 +89,8 @@ class ExactnessReport:
 
     `agreement_low` and `agreement_high` end a 95 % interval (Wilson) for all texts that the sample stands for; where
     the sample is all texts they are the share itself. A margin is the lead of the reference's best logit over its
-    second. Accuracies are None without labels; the interval of their difference is of the pairs (Agresti & Min 2005).
+    second; `widest_flip` is the widest lead that this precision gave to another label, 0 where it gave none.
+    Accuracies are None without labels; the interval of their difference is of the pairs (Agresti & Min 2005).
     """
 
     precision: str
@@ -101,6 +102,7 @@ class ExactnessReport:
     max_abs_logit_difference: float
     mean_abs_logit_difference: float
     smallest_margins: tuple[float, ...]
+    widest_flip: float = 0.0
     reference_accuracy: float | None = None
     accuracy: float | None = None
     accuracy_difference_low: float | None = None
@@ -117,6 +119,11 @@ class ExactnessReport:
     def guard_margin(self) -> float:
         """The margin below which a label can flip: twice the largest difference of a logit that was seen."""
         return 2 * self.max_abs_logit_difference
+
+    @property
+    def flip_margin(self) -> float:
+        """Twice the margin that every label of the sample needs to agree; at most `guard_margin`."""
+        return min(2 * self.widest_flip, self.guard_margin)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -168,6 +175,7 @@ def compare_logits(
         float(difference.max()),
         float(difference.mean()),
         tuple(np.sort(margins(reference))[:SMALLEST_MARGINS].tolist()),
+        float(margins(logits)[mine != theirs].max(initial=0.0)),
         **({} if labels is None else _accuracies(mine == np.asarray(labels), theirs == np.asarray(labels))),
     )
 
