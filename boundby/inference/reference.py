@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import nn
 
+from boundby.compare import paired_shares
 from boundby.inference.batches import Tokens, collate, forward
-from boundby.stats import CONFIDENCE, wilson_interval
+from boundby.stats import wilson_interval
 
 SMALLEST_MARGINS = 10  # that a report tells
 SAME_GUARD = 4.0  # times the largest difference seen: twice what can flip a label, and that twice
@@ -181,14 +181,10 @@ def compare_logits(
 
 
 def _accuracies(mine: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
-    rows = len(mine)
-    gained, lost = int((mine & ~theirs).sum()), int((~mine & theirs).sum())
-    gained_half, lost_half, n = gained + 0.5, lost + 0.5, rows + 2  # half a pair more in each of the four cells
-    centre = (gained_half - lost_half) / n
-    reach = float(ndtri(0.5 + CONFIDENCE / 2)) * math.sqrt(gained_half + lost_half - n * centre**2) / n
+    shares = paired_shares(theirs, mine)
     return {
-        "reference_accuracy": float(theirs.mean()),
-        "accuracy": float(mine.mean()),
-        "accuracy_difference_low": centre - reach,
-        "accuracy_difference_high": centre + reach,
+        "reference_accuracy": shares.share_a,
+        "accuracy": shares.share_b,
+        "accuracy_difference_low": shares.low,
+        "accuracy_difference_high": shares.high,
     }
