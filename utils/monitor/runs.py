@@ -53,8 +53,6 @@ class RunEntry:
     fault: str | None = None
     status: str | None = None
     ranks: int = 0
-    started_unix_s: float | None = None
-    elapsed_s: float | None = None
     last_step: int | None = None
     step_s: float | None = None  # the median
 
@@ -138,22 +136,10 @@ def entry_of(folder: Path, path: str, stamp: Stamp) -> RunEntry:
     try:
         ranks = ranks_in(folder)
         times = read_stage_times(folder, ranks[0], with_rows=False)
-        return _entry(times, path, changed, len(ranks))
+        median_s = times.step.host_s.median if times.step else None
+        return RunEntry(path, changed, None, times.status, len(ranks), times.last_step, median_s)
     except Exception as error:  # whatever one run holds, the others are listed
         return RunEntry(path, changed, fault=text.reason(error, folder))
-
-
-def _entry(times: StageTimes, path: str, changed: float, ranks: int) -> RunEntry:
-    return RunEntry(
-        path=path,
-        changed_unix_s=changed,
-        status=times.status,
-        ranks=ranks,
-        started_unix_s=times.started_unix_s,
-        elapsed_s=times.elapsed_s,
-        last_step=times.last_step,
-        step_s=times.step.host_s.median if times.step else None,
-    )
 
 
 def _is_folder(entry: os.DirEntry) -> bool:
