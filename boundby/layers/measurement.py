@@ -45,9 +45,7 @@ from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import LayerSamples, Report
 from boundby.layers.timing import (
     DeviceMarks,
-    DevicePass,
     DeviceTimes,
-    HostPass,
     HostTimes,
     corrected,
     probe_cost_ns,
@@ -468,8 +466,12 @@ def _time(
 
     After the least rounds none begins that would end after `until_s` if it took as long as the one before.
     """
-    host = HostPass(subject.run, tree, subject.targets, instruments.now, instruments.synchronize, cpu=instruments.cpu)
-    device = _device_pass(subject, tree, instruments)
+    given = subject.run, tree, subject.targets, instruments.now, instruments.synchronize
+    host = HostTimes(*given, cpu=instruments.cpu)
+    device: DeviceTimes | None = None
+    if instruments.marks:
+        places = {index: devices_of(module) for index, module in enumerate(subject.targets.modules)}
+        device = DeviceTimes(*given, instruments.marks, spanning(tree, places, subject.device))
     for number in range(1, num_runs + 1):
         began_s = instruments.seconds()
         host.add_pair()
@@ -478,17 +480,7 @@ def _time(
         ended_s = instruments.seconds()
         if number >= LEAST_RUNS and ended_s + (ended_s - began_s) > until_s:
             break
-    return host.times, device.times if device else None
-
-
-def _device_pass(subject: Subject, tree: CallTree, instruments: Instruments) -> DevicePass | None:
-    if instruments.marks is None:
-        return None
-    places = {index: devices_of(module) for index, module in enumerate(subject.targets.modules)}
-    known = DeviceTimes(unknown=spanning(tree, places, subject.device))
-    return DevicePass(
-        subject.run, tree, subject.targets, instruments.now, instruments.synchronize, instruments.marks, known
-    )
+    return host, device
 
 
 def _report(findings: Findings, doubts: Sequence[str]) -> Report:

@@ -86,12 +86,12 @@ class ProfilerManager:
         self._recorder: Recorder | None = None
         self._readings: Readings | None = None
         self._derived: Path | None = None  # the trace from which the tables are
-        self._verdict: Verdict | None = None
+        self.trace_verdict: Verdict | None = None  # what the trace says, None where there is none yet
         self._place = RunFiles(self.folder, 0, 1)
         self._is_excluding = False  # what runs is marked in the trace as part of no step
         self._marks_trace = False
         self._interruptions: Interruptions | None = None
-        self._between_steps_s = 0.0
+        self.between_steps_s = 0.0  # that profiling has taken up to now: they are in no step and no span
         self._thread = 0  # of the loop, while exclusions are marked
         self.timer = StageTimer(self.folder, options=self._options.timer, say=say, enabled=enabled)
 
@@ -149,7 +149,7 @@ class ProfilerManager:
             self.timer.metrics(values)
         if self._recorder or values:
             self._begin_step()
-            self._between_steps_s += perf_counter() - began
+            self.between_steps_s += perf_counter() - began
         if self._interruptions:
             self._interruptions.is_paused = False
 
@@ -194,11 +194,6 @@ class ProfilerManager:
         return self.timer.snapshot()
 
     @property
-    def between_steps_s(self) -> float:
-        """Return the seconds that profiling has taken between steps up to now, which are in no step and no span."""
-        return self._between_steps_s
-
-    @property
     def slows_step(self) -> bool:
         """Tell whether torch's profiler is at work in the step that runs, be it in warm-up."""
         return self._recorder is not None and self._recorder.is_at_work
@@ -211,12 +206,7 @@ class ProfilerManager:
     def told(self) -> str:
         """Return what a person reads at the end: the stages, and the verdict on this process and those known here."""
         times = self.snapshot()
-        return results.told([times, *others_of(self.folder, times)], self._verdict)
-
-    @property
-    def trace_verdict(self) -> Verdict | None:
-        """Return what the trace says, None where there is none yet."""
-        return self._verdict
+        return results.told([times, *others_of(self.folder, times)], self.trace_verdict)
 
     def _begin_step(self) -> None:
         """Let the current step begin only now, as the profiler slows its warm-up too."""
@@ -301,12 +291,12 @@ class ProfilerManager:
         if manifest.trace_path not in (None, path):  # it is one of several, and gets the usual name too
             results.give_name(manifest.trace_path, path)
         analysis = results.analysis_of(manifest)
-        self._verdict = judge_trace(analysis)
+        self.trace_verdict = judge_trace(analysis)
         rows = operator_rows(analysis.operators)
         files.write_csv(self._place.path(results.OP_STATS), rows, OPERATOR_COLUMNS)
 
     def _sum_up(self, manifest: "CaptureManifest | None") -> None:
-        document = results.summary_document(self.timer.snapshot(), manifest, self._verdict)
+        document = results.summary_document(self.timer.snapshot(), manifest, self.trace_verdict)
         files.write_json(self._place.path(results.SUMMARY), document)
 
     def _write_manifest(self, manifest: "CaptureManifest") -> None:

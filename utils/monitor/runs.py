@@ -276,20 +276,12 @@ def inside(base: Path, path: str) -> Path:
     return place
 
 
-@dataclass(frozen=True)
-class _Kept:
-    stamp: Stamp
-    processes: Processes
-    read_at: float
-    cost_s: float
-
-
 class Reader:
     """Gives the processes of a run: from memory while nothing has changed, or while reading would cost too much."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Stamp, float, Processes]] = OrderedDict()  # and when to read it again
         self._reading = threading.Lock()
 
     def processes(self, run: RunFolder) -> Processes:
@@ -297,11 +289,11 @@ class Reader:
         key = str(run.folder)
         with self._reading:
             kept, stamp, began = self._kept.get(key), run.stamp(), self._clock()
-            if kept is None or (kept.stamp != stamp and began - kept.read_at >= COST * kept.cost_s):
-                found = run.processes()
-                kept = _Kept(stamp, found, self._clock(), self._clock() - began)
+            if kept is None or (kept[0] != stamp and began >= kept[1]):
+                found, ended = run.processes(), self._clock()
+                kept = stamp, ended + COST * (ended - began), found
             self._kept[key] = kept
             self._kept.move_to_end(key)
             while len(self._kept) > MOST_RUNS:
                 self._kept.popitem(last=False)
-            return kept.processes
+            return kept[2]
