@@ -41,7 +41,8 @@ def store(layout: Layout, *found: dict[str, Any], **changes: Any) -> None:
 
 
 def verdict(trace: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {**trace, "verdict": {**trace["verdict"], **changes}}
+    kinds = {"doubt_kinds": [doubt.partition(":")[0] for doubt in changes["doubts"]]} if "doubts" in changes else {}
+    return {**trace, "verdict": {**trace["verdict"], **changes, **kinds}}
 
 
 def write(path: Path, kind: str) -> None:

@@ -4,6 +4,7 @@
 folder named after its last step; Nsight Systems may take the place of torch.profiler.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -11,7 +12,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -486,38 +486,37 @@ class Attachment:
         self._manager = None
         self._manager = manager = self._callback.start(args, state)
         trainer = self._trainer
-        missing = [
-            name
-            for owner, name, wrapper in (
-                (trainer, "get_batch_samples", self._get_batch_samples),
-                (trainer, "_prepare_inputs", self._inside_step(stages.H2D)),
-                (trainer, "compute_loss", self._inside_step(stages.FORWARD)),
-                (trainer.accelerator, "backward", self._inside_step(stages.BACKWARD)),
-                (trainer, "_clip_grad_norm", self._inside_step(stages.CLIP)),
-                (trainer, "_get_grad_norm", self._inside_step(stages.CLIP)),
-                (trainer.optimizer, "step", self._inside_step(stages.OPTIMIZER)),
-                (trainer, "_maybe_log_save_evaluate", self._maybe_log),
-                (trainer, "_save_checkpoint", self._during(stages.CHECKPOINT)),
-                (trainer, "evaluate", self._during(stages.EVALUATION, "excluded")),
-                (trainer, "predict", self._during(stages.EVALUATION, "excluded")),
-            )
-            if not self._stages.put(owner, name, wrapper)
+
+        def inside() -> bool:
+            return self._is_in_step
+
+        def logs() -> bool:
+            return bool(trainer.control.should_log)
+
+        during = self._during
+        wrappers: list[tuple[Any, str, Wrapper]] = [
+            (trainer, "get_batch_samples", self._get_batch_samples),
+            (trainer, "_prepare_inputs", during(stages.H2D, when=inside)),
+            (trainer, "compute_loss", during(stages.FORWARD, when=inside)),
+            (trainer.accelerator, "backward", during(stages.BACKWARD, when=inside)),
+            (trainer, "_clip_grad_norm", during(stages.CLIP, when=inside)),
+            (trainer, "_get_grad_norm", during(stages.CLIP, when=inside)),
+            (trainer.optimizer, "step", during(stages.OPTIMIZER, when=inside)),
+            (trainer, "_maybe_log_save_evaluate", during(stages.LOGGING, when=logs)),
+            (trainer, "_save_checkpoint", during(stages.CHECKPOINT)),
+            (trainer, "evaluate", during(stages.EVALUATION, "excluded")),
+            (trainer, "predict", during(stages.EVALUATION, "excluded")),
         ]
-        for name in missing:
-            manager.timer.remarks.add(name, "this Trainer has no such method; what it would do is in no stage")
+        for owner, name, wrapper in wrappers:
+            if not self._stages.put(owner, name, wrapper):
+                reason = "this Trainer has no such method; what it would do is in no stage"
+                manager.timer.remarks.add(name, reason)
 
-    def _during(self, name: str, kind: Kind = "stage") -> Wrapper:
+    def _during(self, name: str, kind: Kind = "stage", when: Callable[[], bool] = lambda: True) -> Wrapper:
+        """Return a wrapper that times a method as a stage."""
+
         def wrapper(original: Wrapper, *args: Any, **kwargs: Any) -> Any:
-            with self._timed(name, kind):
-                return original(*args, **kwargs)
-
-        return wrapper
-
-    def _inside_step(self, name: str) -> Wrapper:
-        def wrapper(original: Wrapper, *args: Any, **kwargs: Any) -> Any:
-            if not self._is_in_step:
-                return original(*args, **kwargs)
-            with self._timed(name):
+            with self._timed(name, kind) if when() else contextlib.nullcontext():
                 return original(*args, **kwargs)
 
         return wrapper
@@ -532,13 +531,7 @@ class Attachment:
         finally:
             copies.undo()
 
-    def _maybe_log(self, original: Wrapper, *args: Any, **kwargs: Any) -> Any:
-        if not self._trainer.control.should_log:
-            return original(*args, **kwargs)
-        with self._timed(stages.LOGGING):
-            return original(*args, **kwargs)
-
-    @contextmanager
+    @contextlib.contextmanager
     def _timed(self, name: str, kind: Kind = "stage") -> Iterator[None]:
         """Time a block as a stage, unless it lies in one of the same name."""
         if self._manager is None or name in self._open:

@@ -237,6 +237,7 @@ class _Problem:
         bases: set[Basis] = {stage.basis for stage in stages} | {transfer.basis for transfer in transfers}
         basis: Basis = "assumed" if "assumed" in bases else "measured"
         unknown = list(unknown_contention(used, self.nodes))
+        of_profiles = [doubt for node in used for doubt in self.chains[node.name].doubts]
         return PartitionPlan(
             objective=self.objective,
             requests=self.requests,
@@ -252,7 +253,7 @@ class _Problem:
             gains=(),
             alternatives=(),
             notes=tuple(self._notes(basis, stages, is_known=not unknown)),
-            doubts=(*self._doubts(used, transfers), *unknown, *self._profile_doubts(used)),
+            doubts=(*self._doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
             batch_size=self.chains[used[0].name].batch_size,
         )
 
@@ -267,11 +268,9 @@ class _Problem:
                 yield Alternative(name, (), None, None, None, "its rule finds no room for all units")
                 continue
             units = tuple((self.nodes[piece.node].name, piece.end - piece.first) for piece in assignment)
-            lacking = [piece for piece in assignment if not self.costs.fits(piece)]
-            if lacking:
-                short = ", ".join(
-                    f"{self.nodes[piece.node].name} lacks {self.costs.shortage(piece):,} bytes" for piece in lacking
-                )
+            lacking = [(self.nodes[piece.node].name, self.costs.shortage(piece)) for piece in assignment]
+            short = ", ".join(f"{node} lacks {missing:,} bytes" for node, missing in lacking if missing)
+            if short:
                 yield Alternative(name, units, None, None, None, f"does not fit: {short}")
                 continue
             value = self.costs.of(assignment)
@@ -339,9 +338,6 @@ class _Problem:
                 yield f"{node.name} is assumed to be {node.speed:g} times as fast as its profile, whatever the layer"
         if any(transfer.basis == "assumed" for transfer in transfers):
             yield "the links were stated, not measured"
-
-    def _profile_doubts(self, used: Sequence[VirtualNode]) -> list[str]:
-        return list(dict.fromkeys(doubt for node in used for doubt in self.chains[node.name].doubts))
 
 
 def _check(nodes: Sequence[VirtualNode], objective: str, requests: int) -> None:

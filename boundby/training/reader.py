@@ -163,21 +163,13 @@ class _LoggedRun:
 
     def empty_times(self, remark: Remark) -> StageTimes:
         """Return the times of the run without any rows."""
-        header = self.header
         return StageTimes(
+            **msgspec.structs.asdict(self.header),
             status="running",
             error=None,
-            rank=header.rank,
-            world_size=header.world_size,
-            pid=header.pid,
-            host=header.host,
-            launcher=header.launcher,
-            started_unix_s=header.started_unix_s,
             written_unix_s=None,
             elapsed_s=0.0,
-            first_step=header.first_step,
             last_step=None,
-            device=header.device,
             num_occurrences=0,
             num_metric_rows=0,
             summary=Summaries(),
