@@ -236,8 +236,22 @@ def test_operators_are_told_apart_on_the_same_texts_and_a_fused_model_by_what_is
     found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
     assert set(found["as_it_comes"]) == {"products", "activation", "norm", "calls"}
     assert sum(found["as_it_comes"].values()) == pytest.approx(1.0) == sum(found["compiled"].values())
-    assert set(found["compiled"]) == {"products", "between"}
+    assert set(found["compiled"]) == {"products", "attention", "between"} and 0 < found["compiled"]["products"] < 1
     assert operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 0.0) == {}
+
+
+def test_a_machine_that_slows_down_meanwhile_makes_no_variant_slower_than_another():
+    paced, inputs, layer = Paced(), torch.ones(2, 8), torch.nn.Linear(8, 8)
+    made = [paced.measured(name, 0.1) for name in ("as_it_comes", "bfloat16", "compiled")]
+
+    def work() -> None:
+        paced.clock.advance(1.0 if paced.clock() < 8 else 3.0)
+        layer(inputs)
+
+    for each in made:
+        each.way = replace(each.way, work=lambda texts: work, is_compiled=each.variant.name == "compiled")
+    found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
+    assert len({round(sum(each.values()), 6) for each in found.values()}) == 1
 
 
 def test_nothing_is_compared_where_that_is_switched_off(here, capsys):
