@@ -197,7 +197,7 @@ CHANGES: dict[str, Change] = {
         ("launch",),
         (
             "run every shape once before the loop, or before the first request",
-            "CUDA_MODULE_LOADING=EAGER loads all kernels at the start instead",
+            "with CUDA, CUDA_MODULE_LOADING=EAGER loads all kernels at the start instead",
             "record a few steps later: what is done once is no part of the loop",
         ),
     ),
