@@ -301,7 +301,7 @@ def varlen_attention(
         # that its result does not depend on its neighbours. (`num_splits` is refused on ROCm, and by torch 2.12.)
         longest, window = 1, (window[0], 0)
     groups = q.shape[1] // k.shape[1]
-    grouped = {"enable_gqa": groups > 1} if "enable_gqa" in _varlen_options() else {}  # torch 2.12
+    grouped: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in _varlen_options() else {}  # torch 2.12
     if groups > 1 and not grouped:
         k, v = (states.repeat_interleave(groups, dim=1) for states in (k, v))
     lengths = (starts, current.starts, longest, current.longest)
