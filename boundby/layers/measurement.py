@@ -525,7 +525,7 @@ def _doubts(findings: Findings, layers: Sequence[LayerProfile]) -> list[str]:
     if varying:
         doubts.append(f"calls: {varying} layers are not called alike in every run; times and ranks are means over runs")
     if waiting := [layer.path for layer in layers if layer.cpu_self_s is not None]:
-        doubts.append(f"waits: {_named(waiting)} did not compute for part of the time; see there")
+        doubts.append(f"waits: {_named(waiting)} did not compute for part of the time; the summary says for how much")
     if disturbed := [layer.path for layer in layers if layer.undisturbed_self_s is not None]:
         doubts.append(f"disturbed: some runs were kept waiting; the means of {_named(disturbed)} are longer for it")
     concurrent = sum(layer.is_concurrent for layer in layers)

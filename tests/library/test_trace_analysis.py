@@ -290,15 +290,13 @@ def test_queue_depth_counts_what_is_launched_and_not_begun(tmp_path):
 
 
 LAUNCHING_CALLS = (
-    *("hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel", "hipExtLaunchKernel"),
-    *("hipLaunchCooperativeKernel", "hipMemcpyAsync", "hipMemcpyWithStream", "hipMemsetAsync", "hipGraphLaunch"),
     *("cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchCooperativeKernel"),
     *("cudaGraphLaunch", "cuGraphLaunch", "cudaMemcpy2DAsync", "cuMemcpyDtoDAsync_v2", "cudaLaunchKernel_ptsz"),
 )
 
 
 @pytest.mark.parametrize("name", LAUNCHING_CALLS)
-def test_knows_the_launching_calls_of_cuda_and_hip(tmp_path, name):
+def test_knows_the_launching_calls_of_cuda(tmp_path, name):
     analysis = analysis_of(tmp_path, step(1, 0, 20), call(1, 1, 70, name), work(5, 5, 70))
     assert (analysis.launches.calls, analysis.launches.calls_without_work) == (1, 0)
 

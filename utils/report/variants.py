@@ -40,10 +40,16 @@ def section(data: ReportData) -> list[Content]:
 
 
 def tried(data: ReportData) -> list[tuple[VariantRow, Fix | None]]:
-    """Return the variants that were compared over all texts, each with the fix of step 02 that it is, if it is one."""
+    """Return the variants that were compared, each with the fix of step 02 that it is, if it is one."""
     found = data.variants
     rows = [] if isinstance(found, Missing) else [row for row in measured(found) if row["name"] != REFERENCE]
     return [(row, Fix(fix["kind"], fix["settings"]) if (fix := row.get("fix")) else None) for row in rows]
+
+
+def texts_of_sample(data: ReportData) -> int | None:
+    """Return how many texts were compared where these are not all."""
+    found = data.variants
+    return None if isinstance(found, Missing) or found["texts"] == found["dataset_rows"] else found["texts"]
 
 
 def console_lines(found: Variants) -> list[str]:
@@ -186,7 +192,7 @@ def _refused(found: Variants, width: int) -> list[str]:
     for row in found["variants"]:
         if row["status"] == "refused":
             reasons.setdefault(clean(row["reason"], width), []).append(row["words"])
-    return [f"{', '.join(words)}: {reason}" for reason, words in reasons.items()]
+    return [f"{'; '.join(words)}: {reason}" for reason, words in reasons.items()]
 
 
 def _reasons(rows: Sequence[VariantRow], only: str | None = "") -> list[Block]:
