@@ -27,7 +27,7 @@ NAMED = {
 }
 # What an eight-bit product does to its inputs and results, in programs that have one.
 EIGHT_BITS = ("mul", "round_", "clamp_", "_to_copy", "bitwise_xor_")
-ROUNDS = 3
+ROUNDS, MOST_ROUNDS = 3, 15
 PASSES = 2 * (ROUNDS + 1) + 2  # of each variant, with the recording and its first run
 SHARE = 0.1  # of the time that is left
 FEWEST = 4  # texts: fewer are another load
@@ -52,7 +52,7 @@ class _Replayed:
         found: Operators = {}
         for kind, each in zip(self.kinds, zip(*(parts for _, parts in self.seconds), strict=True), strict=True):
             found[kind] = found.get(kind, 0.0) + median(each)
-        forward_s = median(forward for forward, _ in self.seconds)
+        forward_s = min(forward for forward, _ in self.seconds)  # others interrupt a whole one in most rounds
         return found | {self.rest: max(0.0, forward_s - sum(found.values()))}
 
 
@@ -76,7 +76,11 @@ def replay(
     queue = device_queue(device)
     instruments = OnHost(timer, 0.0, 0.0) if queue is None else OnDevice(timer, queue)
     running = [ready for each in seen if (ready := _ready(each, texts[:count], instruments, device))]
-    for _ in range(ROUNDS):
+    start = timer.clock()
+    most_s = SHARE * (deadline - start)
+    for number in range(MOST_ROUNDS):
+        if number >= ROUNDS and timer.clock() - start > most_s:
+            break
         for each in list(running):
             with each.measured.way.setting(), torch.inference_mode():
                 forward_s, parts = instruments.whole(each.work), each.parts()
@@ -93,9 +97,10 @@ def _ready(each: Measured, texts: Sequence[str], instruments: Instruments, devic
     with each.way.setting(), torch.inference_mode():
         work = each.way.work(texts)
         if each.way.is_compiled:
-            work()  # compiles for these shapes
-            watched = partial(_watched, work, None if is_host(device) else device.type)
-            return _Replayed(each, work, watched, (PRODUCTS, ATTENTION), BETWEEN) if watched() else None
+            gpu = None if is_host(device) else device.type
+            kinds = [kind for kind, _ in _watched(work, gpu)]  # compiles for these shapes
+            watched = partial(_seconds, work, gpu, kinds)
+            return _Replayed(each, work, watched, kinds, BETWEEN) if PRODUCTS in kinds else None
         try:
             recording = record(work)
             own = program(recording)
@@ -105,16 +110,22 @@ def _ready(each: Measured, texts: Sequence[str], instruments: Instruments, devic
     return _Replayed(each, work, partial(instruments.marked, own.marked), list(_kinds(recording)), CALLS)
 
 
-def _watched(work: Work, gpu: str | None) -> list[float] | None:
-    """Return the seconds of products and of attention; None where there are no products to be seen."""
+def _seconds(work: Work, gpu: str | None, kinds: Sequence[str]) -> list[float] | None:
+    """Return what each product and attention takes; None where they are not of these kinds now."""
+    found = _watched(work, gpu)
+    return [seconds for _, seconds in found] if [kind for kind, _ in found] == kinds else None
+
+
+def _watched(work: Work, gpu: str | None) -> list[tuple[str, float]]:
+    """Return the products and attention that torch's profiler sees, with their seconds."""
     with quiet_kineto(), torch.autograd.profiler.profile(use_device=gpu) as profiled:  # type: ignore[no-untyped-call]
         work()
-    found = {PRODUCTS: 0.0, ATTENTION: 0.0}
-    for event in profiled.key_averages():  # type: ignore[no-untyped-call]
-        kind = _kind(event.key.rpartition("::")[2])
-        if kind in found:
-            found[kind] += (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1e6
-    return list(found.values()) if found[PRODUCTS] else None
+    seen = [(_kind(event.name.rpartition("::")[2]), event) for event in profiled.function_events]
+    return [
+        (kind, (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1e6)
+        for kind, event in seen
+        if kind in (PRODUCTS, ATTENTION)
+    ]
 
 
 def _kinds(recording: Recording) -> Iterator[str]:
