@@ -13,16 +13,14 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boundby.capture import CaptureOptions, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
-from boundby.patches import Patches, Wrapper
+from boundby.patches import TimedMethods, Wrapper
 from boundby.remarks import Say, summary
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions, stages
-from boundby.training.records import Kind
 from boundby.training.results import CHROME_TRACE, RunFiles, publish_cycle
 
 if TYPE_CHECKING:
@@ -224,7 +222,7 @@ class FitStages:
         self._begin, self._end = manager.timer.begin, manager.timer.end
         self._trainer = trainer
         self._counts_steps = bool(trainer.lightning_module.automatic_optimization)
-        self._patches = Patches()
+        self._methods = TimedMethods(manager.timer)
         self._hooks: list[Any] = []  # of the optimizers
         self._steps = self.steps_done
         self._is_due = False  # the step has ended but for its callbacks
@@ -240,36 +238,35 @@ class FitStages:
 
     def attach(self) -> None:
         """Begin to mark; what this version of Lightning lacks becomes a remark and goes unmarked."""
-        trainer = self._trainer
+        trainer, methods, timed = self._trainer, self._methods, self._methods.timed
         epochs, precision = "fit_loop.epoch_loop", "strategy.precision_plugin"
-        self._mark(stages.EPOCH, f"{epochs}.run", kind="span")
-        self._mark(
-            stages.DATA, f"{epochs}.on_run_start", self._around(self._begin_fetch, self._end_fetch)
-        )  # starts the workers
-        self._mark(stages.DATA, f"{epochs}._on_before_fetch", self._around(self._begin_fetch))
-        self._mark(stages.DATA, f"{epochs}._on_after_fetch", self._around(after=self._end_fetch))
-        self._mark(stages.H2D, "strategy.batch_to_device", self._transfer)
-        self._mark(stages.CALLBACKS, f"{epochs}.automatic_optimization.run", self._batch)
-        self._mark(stages.CALLBACKS, f"{epochs}.manual_optimization.run", self._batch)
-        self._mark(stages.FORWARD, "strategy.training_step")
-        self._mark(stages.BACKWARD, f"{precision}.backward")
-        self._mark(stages.EVALUATION, f"{epochs}.val_loop.run", kind="excluded")
-        self._mark(stages.CHECKPOINT, "save_checkpoint")
+        before, after = self._begin_fetch, self._end_fetch
+        methods.time(trainer, f"{epochs}.run", stages.EPOCH, timed(stages.EPOCH, "span"))
+        methods.time(trainer, f"{epochs}.on_run_start", stages.DATA, self._around(before, after))  # starts the workers
+        methods.time(trainer, f"{epochs}._on_before_fetch", stages.DATA, self._around(before))
+        methods.time(trainer, f"{epochs}._on_after_fetch", stages.DATA, self._around(after=after))
+        methods.time(trainer, "strategy.batch_to_device", stages.H2D, self._transfer)
+        methods.time(trainer, f"{epochs}.automatic_optimization.run", stages.CALLBACKS, self._batch)
+        methods.time(trainer, f"{epochs}.manual_optimization.run", stages.CALLBACKS, self._batch)
+        methods.time(trainer, "strategy.training_step", stages.FORWARD)
+        methods.time(trainer, f"{precision}.backward", stages.BACKWARD)
+        methods.time(trainer, f"{epochs}.val_loop.run", stages.EVALUATION, timed(stages.EVALUATION, "excluded"))
+        methods.time(trainer, "save_checkpoint", stages.CHECKPOINT)
         if trainer.gradient_clip_val:
-            self._mark(stages.CLIP, f"{precision}.clip_gradients")
+            methods.time(trainer, f"{precision}.clip_gradients", stages.CLIP)
         if trainer.lr_scheduler_configs:
-            self._mark(stages.SCHEDULER, f"{epochs}.update_lr_schedulers")
+            methods.time(trainer, f"{epochs}.update_lr_schedulers", stages.SCHEDULER)
         if trainer.world_size > 1:
-            self._mark(COMMUNICATION, f"{epochs}._broadcast_sigterm_tensor", self._between_batches)
+            methods.time(trainer, f"{epochs}._broadcast_sigterm_tensor", COMMUNICATION, self._between_batches)
         for optimizer in trainer.optimizers:
-            self._mark(stages.ZERO_GRAD, "zero_grad", owner=optimizer)
+            methods.time(optimizer, "zero_grad", stages.ZERO_GRAD)
             if hasattr(optimizer, "register_step_post_hook"):
                 self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.end_optimizer()))
         self._begin_callbacks()
 
     def detach(self, error: BaseException | None = None) -> None:
         """Take every mark away; `error` is what ended the fit. A step that lacks its callbacks alone has ended."""
-        self._patches.undo()
+        self._methods.undo()
         while self._hooks:
             self._hooks.pop().remove()
         self._end_step(raised=error is not None)
@@ -286,34 +283,6 @@ class FitStages:
             self._in_optimizer = False
             self._end(stages.OPTIMIZER, raised=raised)
 
-    def _mark(
-        self, stage: str, path: str, wrapper: Wrapper | None = None, *, kind: Kind = "stage", owner: Any = None
-    ) -> None:
-        """Wrap the method at a path, below the trainer if there is no `owner`; by default it is timed as the stage."""
-        place, _, name = path.rpartition(".")
-        try:
-            owner = owner or (attrgetter(place)(self._trainer) if place else self._trainer)
-            if not self._patches.put(owner, name, wrapper or self._staged(stage, kind)):
-                self._manager.timer.remarks.add(f"stage {stage}", f"this Lightning has no {name!r} there")
-        except Exception as error:
-            self._manager.timer.remarks.add(f"stage {stage}", error)
-
-    def _staged(self, name: str, kind: Kind = "stage") -> Wrapper:
-        """Return a wrapper that times a method as a stage."""
-        begin, end = self._begin, self._end
-
-        def staged(method: Method, *args: Any, **kwargs: Any) -> Any:
-            begin(name, kind)
-            try:
-                result = method(*args, **kwargs)
-            except BaseException:
-                end(name, raised=True)
-                raise
-            end(name)
-            return result
-
-        return staged
-
     @staticmethod
     def _around(before: Callable[[], object] = lambda: None, after: Callable[[], object] = lambda: None) -> Wrapper:
         def around(method: Method, *args: Any, **kwargs: Any) -> Any:
@@ -326,13 +295,13 @@ class FitStages:
         return around
 
     def _transfer(self, method: Method, *args: Any, **kwargs: Any) -> Any:
-        batch = self._staged(stages.H2D)(method, *args, **kwargs)
+        batch = self._methods.timed(stages.H2D)(method, *args, **kwargs)
         self._begin_callbacks()
         return batch
 
     def _between_batches(self, method: Method, *args: Any, **kwargs: Any) -> Any:
         self._end_step()
-        return self._staged(COMMUNICATION)(method, *args, **kwargs)
+        return self._methods.timed(COMMUNICATION)(method, *args, **kwargs)
 
     def _batch(self, run: Method, *args: Any, **kwargs: Any) -> Any:
         self._end_step()

@@ -14,7 +14,6 @@ from boundby.partition.plan import (
     ORDER_ONLY,
     TOGETHER_ASSUMED,
     Alternative,
-    Gain,
     Measured,
     PartitionPlan,
     Stage,
@@ -101,8 +100,8 @@ class ExecutionPlanner:
         assignment = optimum(problem.costs, objective, requests, in_order=in_order)
         if assignment is None:
             raise shortfall(problem.costs, problem.chains[nodes[0].name], nodes, in_order=in_order)
-        made = problem.plan(assignment)
-        return dataclasses.replace(made, gains=problem.gains(assignment), alternatives=tuple(problem.alternatives()))
+        gains = gains_of(problem.costs, assignment, nodes, objective, requests, in_order=in_order)
+        return dataclasses.replace(problem.plan(assignment), gains=gains, alternatives=tuple(problem.alternatives()))
 
     def plan_at(
         self,
@@ -256,10 +255,6 @@ class _Problem:
             doubts=(*self._doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
             batch_size=self.chains[used[0].name].batch_size,
         )
-
-    def gains(self, assignment: Assignment) -> tuple[Gain, ...]:
-        """Return what would make the best plan better."""
-        return gains_of(self.costs, assignment, self.nodes, self.objective, self.requests, in_order=self.in_order)
 
     def alternatives(self) -> Iterator[Alternative]:
         """Yield what the splits of others would take."""
