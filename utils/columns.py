@@ -1,7 +1,7 @@
 """The columns of the sweep, each once: what it is, where its value comes from, and why that may be missing.
 
-The rows of `detailed_metrics.csv` and `baseline_metrics.json`, the tables of docs/metrics.md (`markdown`) and the heat
-map are made from this table, so that a new column is one more entry.
+The rows of `detailed_metrics.csv` and `baseline_metrics.json`, what a reader checks in them, the tables of
+docs/metrics.md (`markdown`) and the heat map are made from this table, so that a new column is one more entry.
 """
 
 import math

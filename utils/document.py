@@ -1,6 +1,7 @@
 """The records that steps write as JSON and CSV, as report, figures and comparisons read them.
 
 They stay dictionaries, since `detailed_metrics.csv` and the figures choose columns by name; here each key has its type.
+Rows are made from the table of `utils.columns`, and their verdicts are those of `boundby.verdict`.
 """
 
 from pathlib import Path

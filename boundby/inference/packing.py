@@ -297,15 +297,15 @@ def varlen_attention(
         # The kernel takes the one query of a text for its last token, which it is in a causal model alone.
         if not current.is_causal and window != (UNLIMITED, UNLIMITED):
             raise UnsupportedAttention("mask", f"a window of {window} around a token that is not the last")
-        longest, window = 1, (window[0], UNLIMITED if window[0] == UNLIMITED else 0)
-    # One split: the result of a text does not depend on its neighbours.
-    out = varlen_attn(
-        *(q, k, v, starts, current.starts, longest, current.longest),
-        scale=settings.get("scaling"),
-        window_size=window,
-        enable_gqa=q.shape[1] != k.shape[1],
-        num_splits=1,
-    )
+        # With a window that ends at itself, which hides nothing from it, the kernel never splits the keys of a text, so
+        # that its result does not depend on its neighbours. (`num_splits` is refused on ROCm, and by torch 2.12.)
+        longest, window = 1, (window[0], 0)
+    groups = q.shape[1] // k.shape[1]
+    grouped: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in _varlen_options() else {}  # torch 2.12
+    if groups > 1 and not grouped:
+        k, v = (states.repeat_interleave(groups, dim=1) for states in (k, v))
+    lengths = (starts, current.starts, longest, current.longest)
+    out = varlen_attn(q, k, v, *lengths, scale=settings.get("scaling"), window_size=window, **grouped)
     answers = out[0] if isinstance(out, tuple) else out  # no other result is asked for
     if rows is None:
         return answers[None], None
@@ -315,12 +315,16 @@ def varlen_attention(
 
 
 def has_varlen() -> bool:
-    """Tell whether this torch has the kernel with every option used here; they arrived from 2.10 to 2.12."""
+    """Tell whether this torch, 2.11 or later, has the kernel with the options that packed texts need."""
+    return {"scale", "window_size"} <= _varlen_options()
+
+
+def _varlen_options() -> set[str]:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return False
-    return {"scale", "window_size", "enable_gqa", "num_splits"} <= set(inspect.signature(varlen_attn).parameters)
+        return set()
+    return set(inspect.signature(varlen_attn).parameters)
 
 
 def register() -> None:

@@ -9,23 +9,17 @@ import msgspec
 from boundby.formatting import percent
 from boundby.trace.analysis import HOST_KIND, Analysis, Breakdown
 from boundby.trace.kernels import least_wait_ns
+from boundby.trace.removal import HOST_CAUSES
 from boundby.verdict import Bound, Confidence, Doubt, Fix, Gain, Verdict, fix_of_cause, inconclusive
 
 # What each nanosecond of the window counts for. Every cause in which a device waits for the host's own doings is
 # `launch`; the gains tell them apart. Waits between streams and untraced time explain nothing.
+LATE_HOST: Bound = "launch"
 BOUND_OF: dict[str, Bound] = {
-    "input": "input",
-    "synchronisation": "launch",
-    "launch": "launch",
-    "allocator": "launch",
-    "compile": "launch",
+    **dict.fromkeys(HOST_CAUSES, LATE_HOST),
     "launch_latency": "launch",
-    "python": "launch",
+    "input": "input",
     "tokenizing": "input",
-    "garbage_collection": "launch",
-    "saving": "launch",
-    "loading": "launch",
-    "driver": "launch",
     "graph_pause": "under_utilised",
     "communication": "communication",
     "memcpy": "transfer",

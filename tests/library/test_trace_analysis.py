@@ -307,22 +307,6 @@ def test_neither_waits_nor_allocations_are_launching_calls(tmp_path):
     assert analysis_of(tmp_path, step(1, 0, 20), *others, call(1, 1, 70), work(5, 5, 70)).launches.calls == 1
 
 
-def test_the_analysis_reads_old_and_huge_timestamps_to_the_nanosecond(tmp_path):
-    base = 1712195495519689
-    events = [
-        step(1, f"{base}.001", 0.5),
-        call(f"{base}.101", 0.05, 70),
-        work(f"{base}.201", 0.1, 70),
-        call(f"{base}.211", 0.05, 71),
-        work(f"{base}.302", 0.1, 71),
-    ]
-    (device,) = analysis_of(tmp_path, *events).devices
-    assert (device.window_ns, device.busy_ns) == (500, 200)
-    assert {k: v for k, v in device.causes_ns.items() if v} == {"launch": 100 + 99, "launch_latency": 101}
-    (gap, *_) = device.longest_gaps
-    assert (gap.start_ns, gap.duration_ns, gap.cause, gap.ended_by) == (0, 200, "launch", "gemm")
-
-
 @pytest.mark.parametrize(("name", "ranks", "slow"), [("a slow rank", 4, 2), ("two processes with gloo", 2, 1)])
 def test_the_others_are_told_to_wait_for_the_slow_rank_and_that_one_is_not(tmp_path, name, ranks, slow):
     machine = played(cases()[name].program)

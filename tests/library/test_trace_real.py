@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from boundby.trace import analyze, read_trace, source, step_count
+from boundby.trace import analyze, read_trace, step_count
 from tests.trace_truth.attempts import imbalance
 from tests.trace_truth.comparison import difference
 from tests.trace_truth.events import exact_times
@@ -57,33 +57,3 @@ def test_the_work_of_a_real_trace_that_was_launched_before_it_began_is_called_so
     assert (finding.kind, finding.is_fatal, analysis.is_conclusive) == ("backlog", False, True)
     assert finding.text.startswith("the first 872 pieces of work of the device")
     assert sum(stat.calls for stat in analysis.backlog) == 872
-
-
-def test_a_real_trace_in_many_pieces_says_the_same(tmp_path, monkeypatch):
-    path = tmp_path / "trace.json"
-    path.write_bytes(gzip.decompress(path_of(NCCL).read_bytes()))
-    whole = read_trace(path)
-    monkeypatch.setattr(source, "PIECE_BYTES", 30_011)
-    pieces = read_trace(path)
-    assert (pieces.names, pieces.shapes, pieces.faults) == (whole.names, whole.shapes, ())
-    for column in (
-        "name",
-        "category",
-        "start_ns",
-        "duration_ns",
-        "correlation",
-        "external_id",
-        "stream",
-        "input_shapes",
-    ):
-        assert getattr(pieces, column).tolist() == getattr(whole, column).tolist()
-
-
-def test_a_real_trace_cut_short_is_inconclusive(tmp_path):
-    content = gzip.decompress(path_of(NCCL).read_bytes())
-    path = tmp_path / "cut.json"
-    for share in (0.2, 0.5, 0.99):
-        path.write_bytes(content[: int(share * len(content))])
-        analysis = analyze(read_trace(path))
-        assert analysis.events > 1000
-        assert not analysis.is_conclusive
