@@ -3,8 +3,8 @@
 The first optimizer step, which is a cold one, only shows what is trained; from then on a step ends where the next one
 waits for data, and stages are: the wait for a `DataLoader`, the forward of the outermost module that holds the
 parameters, `backward`, and the optimizer. A forward without gradients in `eval` mode, or a loader waited for without
-gradients, begins an evaluation, which lasts until the training goes on. Without gradients alone it is a forward, as in a
-rollout; in `eval` mode alone it is one as soon as such a forward has led to a `backward`.
+gradients, begins an evaluation, which lasts until the training goes on. Without gradients alone it is a forward, as in
+a rollout; in `eval` mode alone it is one as soon as such a forward has led to a `backward`.
 """
 
 import atexit
