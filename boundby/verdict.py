@@ -150,7 +150,7 @@ CHANGES: dict[str, Change] = {
         ),
     ),
     "shorten_python": Change(
-        "do less in Python there, before the loop, or beside it",
+        "do less in Python, or do it before the loop or beside it",
         ("launch",),
         (
             "move it before the loop, to every n-th step, or to another process; vectorize what remains",
@@ -197,7 +197,7 @@ CHANGES: dict[str, Change] = {
         ("launch",),
         (
             "run every shape once before the loop, or before the first request",
-            "CUDA_MODULE_LOADING=EAGER loads all kernels at the start instead",
+            "with CUDA, CUDA_MODULE_LOADING=EAGER loads all kernels at the start instead",
             "record a few steps later: what is done once is no part of the loop",
         ),
     ),

@@ -640,11 +640,6 @@ def test_a_server_would_tokenize_the_texts_of_one_batch() -> None:
     assert tokenizer.calls == [(["2 2 2", "0"], {"truncation": True, "max_length": 2})]
 
 
-def test_no_texts_are_refused() -> None:
-    with pytest.raises(ValueError, match="no texts"):
-        of([])
-
-
 MOST_TOKENS = 100  # of a batch
 
 

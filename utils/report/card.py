@@ -33,6 +33,7 @@ def facts(data: ReportData) -> Facts:
         verdict=verdict,
         why_not=_why_not(data),
         compared=tuple(_compared(data)),
+        compared_texts=variants.texts_of_sample(data),
         next=_next(data),
         rates=tuple(_rates(data)),
         scores={data.task.SCORE: data.task.headline(data.full)} if data.is_scored else {},
