@@ -279,7 +279,10 @@ def test_folder_is_profiled_from_end_to_end(run, folder, tmp_path):
     assert f"wrote {tmp_path / 'out' / 'tiny-bert_profile_dashboard.html'}" in shown
     again = run("--model", folder, "--device", "cpu", "--output", tmp_path / "json", *SMALL, "--json")[1]
     assert json.loads(again) == json.loads((tmp_path / "json" / "tiny-bert_profile_summary.json").read_text())
-    assert "tiny-bert of 2 × 8 tokens on cpu: 1 warm-up runs" in notes and "tiny-bert: 3 runs with probes and as many without" in notes
+    assert (
+        "tiny-bert of 2 × 8 tokens on cpu: 1 warm-up runs" in notes
+        and "tiny-bert: 3 runs with probes and as many without" in notes
+    )
 
 
 def test_every_setting_of_the_file_is_its_default_and_files_go_where_no_step_moves_them_aside():
