@@ -355,6 +355,29 @@ def test_rounds_give_factors_of_the_same_texts_and_one_that_fails_leaves_the_oth
     assert sum(len(logits) for logits in running[0].logits) == 36
 
 
+def test_time_is_the_reason_only_where_more_of_it_would_help():
+    paced = Paced()
+
+    def short(shop: object) -> None:
+        raise Refused("too_few_texts", "ten texts are too few")
+
+    def way(shop: object) -> Way:
+        return paced.measured("any", 0.1).way
+
+    listed = [
+        Variant("as_it_comes", "", way, None),
+        Variant("openvino", "", way, "as_it_comes", setup_s=15.0),
+        Variant("openvino_bfloat16", "", way, "openvino"),  # of the same conversion
+        Variant("openvino_int8", "", way, "openvino", require=short, setup_s=15.0),
+    ]
+    shop = SimpleNamespace(loaded=SimpleNamespace(device=torch.device("cpu")), probe=["a"])
+    made, refused = rounds.make(listed, shop, Timer(paced.clock), paced.clock() + 20.0, lambda text: None)
+    assert [each.variant.name for each in made] == ["as_it_comes"]
+    assert {name: each.why for name, each in refused.items()} == {
+        "openvino": "over_budget", "openvino_bfloat16": "over_budget", "openvino_int8": "too_few_texts",
+    }  # fmt: skip
+
+
 def test_at_the_deadline_two_rounds_are_made_and_no_more():
     paced = Paced()
     _, _, taken = rounds.take_turns(
