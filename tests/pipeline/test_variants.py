@@ -266,7 +266,7 @@ def test_a_failure_is_told_by_its_cause_on_one_line():
         "ValueError: found conflicts: - a shape of 3"
     )
     full = told(wrapped(OSError(errno.ENOSPC, "No space left on device")))
-    assert full.startswith("the converted model cannot be written: No space left on device; output.results_dir")
+    assert full.startswith("its file cannot be written: No space left on device; output.results_dir")
     assert told(EngineFailed("its process ended (exit code -9)")) == "its process ended (exit code -9)"
 
 

@@ -41,10 +41,16 @@ def section(data: ReportData) -> list[Content]:
 
 
 def tried(data: ReportData) -> list[tuple[VariantRow, Fix | None]]:
-    """Return the variants that were compared over all texts, each with the fix of step 02 that it is, if it is one."""
+    """Return the variants that were compared, each with the fix of step 02 that it is, if it is one."""
     found = data.variants
     rows = [] if isinstance(found, Missing) else [row for row in measured(found) if row["name"] != REFERENCE]
     return [(row, Fix(fix["kind"], fix["settings"]) if (fix := row.get("fix")) else None) for row in rows]
+
+
+def texts_of_sample(data: ReportData) -> int | None:
+    """Return how many texts were compared where these are not all."""
+    found = data.variants
+    return None if isinstance(found, Missing) or found["texts"] == found["dataset_rows"] else found["texts"]
 
 
 def console_lines(found: Variants) -> list[str]:
@@ -207,7 +213,7 @@ def _by_reason(reasons: Iterable[tuple[str, VariantRow]]) -> list[str]:
     words: dict[str, list[str]] = {}
     for reason, row in reasons:
         words.setdefault(reason, []).append(row["words"])
-    return [f"{', '.join(each)}: {reason}" for reason, each in words.items()]
+    return [f"{'; '.join(each)}: {reason}" for reason, each in words.items()]
 
 
 def _reasons(rows: Sequence[VariantRow], only: str | None = "") -> list[Block]:
