@@ -190,7 +190,7 @@ def test_an_engine_that_cannot_be_had_costs_its_own_row_alone_and_leaves_no_file
     assert run([*arguments, "variants.which=[openvino,openvino_bfloat16]"]) == 0
     assert by_name(folder)["openvino"]["why"] == "not_installed"
     said = capsys.readouterr().out.split()
-    missing = "not OpenVINO, OpenVINO bfloat16: openvino: not installed; bash setup_environment.sh --engines"
+    missing = "not OpenVINO; OpenVINO bfloat16: openvino: not installed; bash setup_environment.sh --engines"
     assert missing in " ".join(said)  # once for both
 
 
@@ -246,7 +246,7 @@ def test_a_reason_is_told_once_and_what_is_faster_but_unsure_is_named():
     found = {"variants": rows, "recommended": {"name": "as_it_comes"}, "texts": 30, "dataset_rows": 3000, "rounds": 2,
              "threads": 1, "batch_size": 8, "doubts": [], "min_agreement": 0.99}  # fmt: skip
     said = " ".join(" ".join(section.console_lines(found)).split())
-    assert "not allowed: a, b: too few" in said and "b was faster, but 30 texts are too few to allow it" in said
+    assert "not allowed: a; b: too few" in said and "b was faster, but 30 texts are too few to allow it" in said
     assert (
         "slow, 0.50× [0.50, 0.50] against as_it_comes: fewer tokens, since nothing is padded: products 2.00× slower"
         in said

@@ -39,7 +39,7 @@ def obstacle(loaded: LoadedModel, folder: Path) -> tuple[Literal["out_of_memory"
     folder.mkdir(parents=True, exist_ok=True)
     room = shutil.disk_usage(folder).free
     if FILES * wanted > room:
-        sizes = f"{FILES * wanted / 1e9:.2g} GB of disk, and {room / 1e9:.2g} GB are free"
+        sizes = f"{FILES * wanted / 1e6:,.0f} MB of disk, and {room / 1e6:,.0f} MB are free"
         return "no_space", f"the converted model takes {sizes}; output.results_dir names another disk"
     return None
 
