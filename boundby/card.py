@@ -76,8 +76,8 @@ class Compared(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True):
     """What the card is made from.
 
-    `compared` is what was tried over all texts, the one to use first; it takes the place of the trials of the verdict,
-    which are of one batch.
+    `compared` is what was tried over many texts, `compared_texts` or else all, the one to use first; it takes the place
+    of the trials of the verdict, which are of one batch.
     `verdict` is that of the batch of `shape`, which takes `seconds`; `why_not` says what is known where there is none.
     `rates` are those of the chosen batch size and of the whole set. `scores` are labels with texts.
     """
@@ -90,6 +90,7 @@ class Facts(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
     why_not: str | None = None
     compared: Sequence[Compared] = ()
+    compared_texts: int | None = None
     next: Next | None = None
     rates: Sequence[Rate] = ()
     unit: str = "samples"
@@ -182,7 +183,8 @@ def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
 
 
 def _entries(facts: Facts, tried: Sequence["_Tried"], causes: int, doubts: int, is_one_line: bool) -> list[Entry]:
-    step, where = facts.next, "over all texts: " if facts.compared else ""
+    step, texts = facts.next, "all" if facts.compared_texts is None else f"{facts.compared_texts:,}"
+    where = f"over {texts} texts: " if facts.compared else ""
     known = [
         Entry("Limited by", _limits(facts, causes)),
         Entry("Tried here", [where + " · ".join(each.said for each in tried)] if tried else []),

@@ -356,7 +356,7 @@ class _Bench:
             out = torch.empty_like(left)
             if best is None:
                 error = _relative_error(left, right)
-            work = _product(left, right, out)
+            work = functools.partial(torch.mm, left, right, out=out)
             fastest, middle, seconds = self._blocks(work)
             spent += seconds
             if best is None or flops / fastest > best[0]:
@@ -404,7 +404,8 @@ class _Bench:
             count = max(1, working_set // (4 * tensors))
             given = [_touched(count, self.device) for _ in range(tensors - 1)]
             out = torch.empty_like(given[0])
-            work = _copy(given[0], out) if operation == "copy" else _add(given[0], given[1], out)
+            copying = functools.partial(out.copy_, given[0])
+            work = copying if operation == "copy" else functools.partial(torch.add, *given, out=out)
             fastest, middle, _ = self._blocks(work)
             moved = 4 * count * tensors
             rates.append((moved / fastest, moved / middle, operation))
@@ -489,18 +490,6 @@ def _device_sizes(device: torch.device) -> list[tuple[str, int]]:
     """Return the sizes at which bytes/s of a GPU are measured: inside its cache, and far beyond."""
     cache = last_level_cache_bytes(device) or 0
     return [("cache", cache // 2), ("memory", max(LEAST_MEMORY_BYTES, 8 * cache))]
-
-
-def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Work:
-    return lambda: torch.mm(left, right, out=out)
-
-
-def _copy(source: torch.Tensor, out: torch.Tensor) -> Work:
-    return lambda: out.copy_(source)
-
-
-def _add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Work:
-    return lambda: torch.add(left, right, out=out)
 
 
 def _filled(shape: tuple[int, ...], dtype: str, device: torch.device, seed: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Profile the layers of a model, and plan how to split it over two nodes.
 
-python examples/layers_and_a_plan.py
+python examples/layers_and_a_plan.py [FOLDER]        # for the dashboard, else a new temporary one
 """
 
 import sys
@@ -19,7 +19,8 @@ def main() -> None:
     """Print the longest blocks of a stack of layers, and the plan."""
     layers = [torch.nn.Sequential(torch.nn.Linear(width, 512), torch.nn.GELU()) for width in (256, 512, 512, 512)]
     model, inputs = torch.nn.Sequential(*layers, torch.nn.Linear(512, 8)).eval(), torch.randn(64, 256)
-    with tempfile.TemporaryDirectory() as folder, ObservabilityEngine(model, folder, {"model_name": "mine"}) as engine:
+    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
+    with ObservabilityEngine(model, folder, {"model_name": "mine"}) as engine:
         engine.instrument()
         engine.warmup(inputs)
         report = engine.profile(inputs, num_runs=20)

@@ -76,12 +76,8 @@ def learn(folder: Path) -> None:
                     optimizer.zero_grad()
             profiler.metrics({"reward": reward.mean(), "grad_norm": norm, "samples": ANSWERS})
             profiler.step()
-    print(profiler.told())
+    print(f"{profiler.told()}\n\nthe files: {folder}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        learn(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as place:
-            learn(Path(place))
+    learn(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()))

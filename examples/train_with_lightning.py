@@ -1,6 +1,6 @@
 """Profile a fit of Lightning: stages, verdict, and traces of a few steps.
 
-python examples/train_with_lightning.py
+python examples/train_with_lightning.py [FOLDER]        # for the files, else a new temporary one
 """
 
 import sys
@@ -36,13 +36,13 @@ class Classifier(LightningModule):
 def main() -> None:
     """Fit a small network to random data; what was found is printed at the end."""
     rows = TensorDataset(torch.randn(2560, 64), torch.randint(4, (2560,)))
-    with tempfile.TemporaryDirectory() as folder:
-        callback = ProfilerCallback(enabled=True, output_dir=folder, repeat_cycles=1, say=print)
-        trainer = Trainer(
-            max_epochs=1, callbacks=[callback], logger=False, enable_checkpointing=False, enable_progress_bar=False
-        )
-        trainer.fit(Classifier(), DataLoader(rows, batch_size=32))
-        print(*sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()), sep="\n")
+    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
+    callback = ProfilerCallback(enabled=True, output_dir=folder, repeat_cycles=1, say=print)
+    trainer = Trainer(
+        max_epochs=1, callbacks=[callback], logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    trainer.fit(Classifier(), DataLoader(rows, batch_size=32))
+    print(*sorted(str(path) for path in Path(folder).rglob("*") if path.is_file()), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Profile a training of the Trainer of transformers: stages, verdict, and a trace of a few steps.
 
-python examples/train_with_transformers.py
+python examples/train_with_transformers.py [FOLDER]        # for the files, else a new temporary one
 """
 
 import sys
@@ -20,17 +20,15 @@ def main() -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     model = BertForSequenceClassification(BertConfig(vocab_size=500, num_labels=3, **sizes))
     rows = [{"input_ids": torch.randint(500, (32,)), "labels": torch.tensor(row % 3)} for row in range(320)]
-    with tempfile.TemporaryDirectory() as folder:
-        callback = ProfCallback(
-            output_dir=f"{folder}/profile", wait_steps=10, warmup_steps=2, active_steps=3, say=print
-        )
-        arguments = TrainingArguments(
-            output_dir=folder, per_device_train_batch_size=8, num_train_epochs=1, report_to=[], disable_tqdm=True
-        )
-        trainer = Trainer(model=model, args=arguments, train_dataset=rows)
-        with callback.attach(trainer):  # or callbacks=[callback], which sees less
-            trainer.train()
-        print(*sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()), sep="\n")
+    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
+    callback = ProfCallback(output_dir=f"{folder}/profile", wait_steps=10, warmup_steps=2, active_steps=3, say=print)
+    arguments = TrainingArguments(
+        output_dir=folder, per_device_train_batch_size=8, num_train_epochs=1, report_to=[], disable_tqdm=True
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+    with callback.attach(trainer):  # or callbacks=[callback], which sees less
+        trainer.train()
+    print(*sorted(str(path) for path in Path(folder).rglob("*") if path.is_file()), sep="\n")
 
 
 if __name__ == "__main__":

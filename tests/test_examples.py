@@ -41,11 +41,15 @@ def test_smaller_models_load_as_any_other_with_fewer_layers_or_a_narrower_inside
     ],
 )
 def test_the_examples_of_engine_planner_and_loops_run_and_say_what_they_found(
-    example, said, monkeypatch, tmp_path, capfd
+    example, said, monkeypatch, tmp_path, tmp_path_factory, capfd
 ):
+    kept = tmp_path_factory.mktemp("kept")
+    monkeypatch.setattr("tempfile.tempdir", str(kept))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [example])
     runpy.run_path(str(ROOT / "examples" / f"{example}.py"), run_name="__main__")
     out = capfd.readouterr().out
     assert [word for word in said if word not in out] == []
     assert not any(tmp_path.iterdir()), "nothing is left where it was run"
+    named = [Path(word) for word in out.split() if word.startswith(str(kept))]
+    assert named and all(path.exists() for path in named), "what it names can be opened afterwards"

@@ -26,6 +26,8 @@ GROUPED, VARLEN, UNMASKED = "boundby_grouped", "boundby_varlen", "boundby_unmask
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
 PROBED_ROWS = 256  # of a mask, in which it has to be a window; all of them where the longest text has no more tokens
 SHORT, LANES = 48, 16  # tokens: measured on a CPU with vectors of 16 floats
+QUERIES = 64  # tokens of a text that are attended for together, with the keys that they see
+WHOLE = 1024  # tokens from which torch's kernel itself leaves out keys that no query sees, 512 at a time
 # What an attention call may carry without changing its result. The window is in the mask: `attention_window`.
 WITHOUT_EFFECT = frozenset(
     ("cache_position", "deterministic", "max_length_k", "max_length_q", "position_ids", "sliding_window", "use_cache")
@@ -169,8 +171,11 @@ def grouped_attention(
             answer.copy_(_short_attention(q, k, v, _added(length, *sides), settings.get("scaling")).transpose(1, 2))
             continue
         is_causal = reaches_start and after == 0 and length > 1
-        mask = None if is_causal or (reaches_start and reaches_end) else _visible(length, before, after, q.device)
-        answer.copy_(attend(q, k, v, mask, is_causal=is_causal).transpose(1, 2))
+        if (reaches_start and reaches_end) or (is_causal and not QUERIES < length < WHOLE):
+            answer.copy_(attend(q, k, v, is_causal=is_causal).transpose(1, 2))
+            continue
+        for queries, keys, mask in _blocks(length, before, after):
+            answer[:, queries].copy_(attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], mask).transpose(1, 2))
     return out, None
 
 
@@ -207,6 +212,23 @@ def _of_chosen(
     out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
     out[0, rows] = answers
     return out
+
+
+@lru_cache(maxsize=32)
+def _blocks(length: int, before: int, after: int) -> list[tuple[slice, slice, torch.Tensor]]:
+    """Return, of a text of `length` tokens, some queries at a time, the keys that they see, and what scores get added.
+
+    A kernel that is given all keys goes through those that a mask hides, too: 1.4 times as long for 200 causal tokens.
+    """
+    before, after = (length if side == UNLIMITED else side for side in (before, after))
+    blocks = []
+    for first in range(0, length, QUERIES):
+        last = min(first + QUERIES, length)
+        start, end = max(0, first - before), min(length, last + after)
+        distance = torch.arange(start, end) - torch.arange(first, last)[:, None]
+        sees = (distance >= -before) & (distance <= after)
+        blocks.append((slice(first, last), slice(start, end), torch.where(sees, 0.0, -torch.inf)))
+    return blocks
 
 
 def _is_short(length: int, dtype: torch.dtype) -> bool:

@@ -2,7 +2,9 @@
 
 The first optimizer step, which is a cold one, only shows what is trained; from then on a step ends where the next one
 waits for data, and stages are: the wait for a `DataLoader`, the forward of the outermost module that holds the
-parameters, `backward`, and the optimizer. What happens without gradients, or in a module in `eval` mode, is evaluation.
+parameters, `backward`, and the optimizer. A forward without gradients in `eval` mode, or a loader waited for without
+gradients, begins an evaluation, which lasts until the training goes on. Without gradients alone it is a forward, as in a
+rollout; in `eval` mode alone it is one as soon as such a forward has led to a `backward`.
 """
 
 import atexit
@@ -50,6 +52,9 @@ class ScriptRecorder:
         self._optimizer = 0  # id of the one whose step ends a step
         self._others: set[int] = set()
         self._step_is_over = self._is_evaluating = self._is_waiting = self._is_off = False
+        self._is_graph_of_eval = self._trains_in_eval = (
+            False  # a forward in eval mode kept its graph; one was learnt from
+        )
         self._seen: set[str] = set()
         self._hooked: list[Any] = []  # removable handles
         self._thread = self._pid = 0
@@ -124,6 +129,7 @@ class ScriptRecorder:
         manager = self._timer
         if manager is None:
             return original(*args, **kwargs)
+        self._trains_in_eval |= self._is_graph_of_eval
         self._guarded(self._begin, BACKWARD)
         is_whole = False
         try:
@@ -146,7 +152,8 @@ class ScriptRecorder:
         try:
             batch = original(*args)
         except StopIteration:
-            manager.timer.forget(DATA)
+            # The end is no wait, but where workers end with the epoch.
+            (manager.timer.end if getattr(args[0], "_num_workers", 0) else manager.timer.forget)(DATA)
             raise
         except BaseException:
             manager.timer.end(DATA, raised=True)
@@ -210,7 +217,8 @@ class ScriptRecorder:
 
     def _before_forward(self, module: torch.nn.Module, *_: Any) -> None:
         if self._timer is not None:
-            is_training = torch.is_grad_enabled() and module.training
+            self._is_graph_of_eval = torch.is_grad_enabled() and not module.training
+            is_training = module.training or (self._is_graph_of_eval and self._trains_in_eval)
             self._guarded(*((self._begin, FORWARD) if is_training else (self._evaluate,)))
 
     def _after_forward(self, *_: Any) -> None:

@@ -19,7 +19,8 @@ from boundby.trace.table import ABSENT, ANNOTATION, OPERATOR, PYTHON_FRAME, Trac
 
 MODULE = "nn.Module: "
 PACKAGES = r"site-packages|dist-packages|torch|transformers|lib/python[\d.]*|lightning|accelerate"
-LIBRARY = rf"(^|/)(({PACKAGES})/|(threading|contextlib)\.py)"
+PROFILER = "boundby/(capture|integrations|training)"  # it marks the stages around a program's own lines
+LIBRARY = rf"(^|/)(({PACKAGES}|{PROFILER})/|(threading|contextlib)\.py)"
 OWN_FRAME = re.compile(rf"^(?!.*{LIBRARY})(?P<file>[^()<>]+\.py)\((?P<line>\d+)\): ")
 LARGEST_SIZE = 2**48  # of one dimension of a tensor
 LARGEST_KEY = 2**63 - 1

@@ -226,6 +226,26 @@ def test_settings_without_effect_change_nothing():
     assert torch.equal(plain, given)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [(-1, 0), (70, 0), (9, 9), (100, -1), (-1, 3)])
+@pytest.mark.parametrize("length", [1, 40, 64, 65, 150])
+def test_long_texts_attend_as_under_a_mask(length, window, dtype):
+    before, after = (length if side == -1 else side for side in window)
+    places = torch.arange(length)
+    distance = places - places[:, None]
+    mask = (distance >= -before) & (distance <= after)
+    query, key, value = torch.randn(3, 1, 4, 2 * length, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    key, value = key[:, ::2], value[:, ::2]  # two heads of queries share one of keys
+    with a_pack(length):
+        found, _ = grouped_attention(torch.nn.Identity(), query, key, value, torch.tensor(window))
+    for first in (0, length):
+        q, k, v = (states[:, :, first : first + length] for states in (query, key, value))
+        expected = functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
+        torch.testing.assert_close(
+            found[:, first : first + length], expected, atol=2e-2 if dtype != torch.float32 else 1e-5, rtol=0
+        )
+
+
 def test_a_refusal_is_typed_and_the_next_way_taken(tokens):
     texts = [" ".join(map(str, ids)) for ids in tokens.ids]
     predictor = Predictor(windowed("Gemma2"), classifiers.Spelled(), PredictorOptions(64), texts)

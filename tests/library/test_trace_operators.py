@@ -1,11 +1,12 @@
 """Operators and stacks of synthetic traces with known answers."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 from boundby.trace import OPERATOR_COLUMNS, OpStat, folded_stacks, op_stats, operator_rows, read_trace
+from boundby.trace.intervals import host_tree
+from boundby.trace.operators import line_of
 from tests.traces import event, python_frame, write
 
 
@@ -39,18 +40,6 @@ def test_overlap_without_nesting_is_booked_on_the_later_operator_and_a_negative_
     assert (stats["broken"].cpu_total_ns, stats["broken"].cpu_self_ns, stats["good"].cpu_self_ns) == (0, 0, 10_000)
     stats = stats_of(tmp_path, event("early", 0, 10), event("late", 6, 9), event("inside late", 12, 1))
     assert [stats[name].cpu_self_ns for name in ("early", "late", "inside late")] == [6000, 8000, 1000]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_self_times_of_any_overlap_add_up_to_the_union(tmp_path, seed):
-    choose = random.Random(seed)
-    spans = [(choose.randrange(60), choose.randrange(25), choose.randrange(3)) for _ in range(choose.randrange(1, 40))]
-    events = [event(f"op {i}", ts, dur, tid=tid) for i, (ts, dur, tid) in enumerate(spans)]
-    stats = op_stats(read_trace(write(tmp_path, *events)))
-    covered = {(tid, moment) for ts, dur, tid in spans for moment in range(ts, ts + dur)}
-    assert sum(stat.cpu_self_ns for stat in stats) == 1000 * len(covered)
-    assert min(stat.cpu_self_ns for stat in stats) >= 0
-    assert all(stat.cpu_self_ns <= stat.cpu_total_ns for stat in stats)
 
 
 def test_an_operator_that_dispatches_to_itself_is_one_call(tmp_path):
@@ -209,6 +198,15 @@ def test_leaves_the_profiler_itself_out_of_the_stacks(tmp_path):
     ]
     trace = read_trace(write(tmp_path, *frames))
     assert folded_stacks(trace) == ["main.py(1):_run 40000"]
+
+
+def test_the_line_of_the_program_is_none_of_those_that_mark_its_stages(tmp_path):
+    frames = [
+        python_frame("boundby/train.py(3): step", 0, 100, 1, None),
+        python_frame("boundby/integrations/transformers.py(555): _begin_stage", 10, 60, 2, 1),
+    ]
+    trace = read_trace(write(tmp_path, *frames))
+    assert line_of(trace, host_tree(trace), 1) == "train.py:3"
 
 
 def test_a_circle_of_callers_ends(tmp_path):

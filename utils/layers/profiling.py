@@ -47,7 +47,8 @@ def profile(  # noqa: PLR0913  (what to run, how often, and where the files go)
     settings |= {"shape": shape} if shape else {}
     with ObservabilityEngine(model, folder, settings, limits=limits) as engine:
         engine.instrument()
-        note(f"{name}: {warmup_runs} warm-up runs")
+        device = next((str(each.device) for each in model.parameters()), "cpu")
+        note(f"{name}{f' of {shape}' if shape else ''} on {device}: {warmup_runs} warm-up runs")
         engine.warmup(inputs, num_warmup_runs=warmup_runs)
         limit = "" if max_seconds == math.inf else f", or what fits into {max_seconds:g} s"
         note(f"{name}: {num_runs} runs with probes and as many without{limit}")
