@@ -301,7 +301,7 @@ def varlen_attention(
         # that its result does not depend on its neighbours. (`num_splits` is refused on ROCm, and by torch 2.12.)
         longest, window = 1, (window[0], 0)
     groups = q.shape[1] // k.shape[1]
-    grouped: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in _varlen_options() else {}  # torch 2.12
+    grouped: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in _options(varlen_attn) else {}  # torch 2.12
     if groups > 1 and not grouped:
         k, v = (states.repeat_interleave(groups, dim=1) for states in (k, v))
     lengths = (starts, current.starts, longest, current.longest)
@@ -316,15 +316,16 @@ def varlen_attention(
 
 def has_varlen() -> bool:
     """Tell whether this torch, 2.11 or later, has the kernel with the options that packed texts need."""
-    return {"scale", "window_size"} <= _varlen_options()
-
-
-def _varlen_options() -> set[str]:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return set()
-    return set(inspect.signature(varlen_attn).parameters)
+        return False
+    return {"scale", "window_size"} <= _options(varlen_attn)
+
+
+@lru_cache(maxsize=4)
+def _options(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def unmasked(*, attention_mask: torch.Tensor | None, **asked: Any) -> torch.Tensor | None:
