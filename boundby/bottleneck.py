@@ -11,6 +11,7 @@ from msgspec import structs
 
 from boundby.ceilings import Ceilings
 from boundby.disturbance import HostCounters, Watch
+from boundby.formatting import first_line
 from boundby.judgement import IDLE_DEVICE, Times, judge
 from boundby.known import Missing, known
 from boundby.prediction import predictions
@@ -299,8 +300,7 @@ def _replayed(  # noqa: PLR0913, PLR0917  (of one caller, above)
             told=lambda left_s: extras.told("replays", left_s + extras.trials_s),
         )
     except Exception as error:  # of a model, or of operators called out of their place: they may raise anything
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        return Missing(f"its operators could not be run alone ({said})")
+        return Missing(f"its operators could not be run alone ({first_line(error)})")
 
 
 def _settings(candidate: Candidate) -> Iterator[Setting]:

@@ -18,11 +18,20 @@ from typing import Any, TypeVar
 import torch
 
 from boundby import environment, files
-from boundby.device import describe, device_queue, gpu_source, is_gpu, is_host, last_level_cache_bytes, synchronizer
+from boundby.device import (
+    describe,
+    device_queue,
+    float32_precision,
+    gpu_source,
+    is_gpu,
+    is_host,
+    last_level_cache_bytes,
+    synchronizer,
+)
 from boundby.disturbance import HostCounters, Watch
 from boundby.roofline import Interval, Limits
 from boundby.sampler import Source
-from boundby.timer import Timer, Work
+from boundby.timer import QUEUE_DEPTH, Timer, Work
 
 SCHEMA_VERSION = 3  # 2: sizes of caches are measured; 3: a GPU's products are sustained
 T = TypeVar("T")
@@ -275,7 +284,7 @@ def _precisions(device: torch.device) -> tuple[str, ...]:
 
 def _in_use(dtype: str) -> tuple[str | None, bool]:
     """Return the setting of products in use in a dtype, and that it is."""
-    return (torch.get_float32_matmul_precision() if dtype == "float32" else None), True
+    return (float32_precision() if dtype == "float32" else None), True
 
 
 def _higher(
@@ -299,7 +308,7 @@ class _Bench:
 
     def other_precisions(self) -> Iterator[ComputeCeiling]:
         """Yield the limits of float32 products under the settings that are not in use, while the budget lasts."""
-        in_use = torch.get_float32_matmul_precision()
+        in_use = float32_precision()
         for precision in reversed(_precisions(self.device)):  # the coarsest is the one that may gain
             if precision == in_use or (is_gpu(self.device) and precision == "high" and in_use == "medium"):
                 continue
@@ -347,7 +356,7 @@ class _Bench:
             out = torch.empty_like(left)
             if best is None:
                 error = _relative_error(left, right)
-            work = _product(left, right, out)
+            work = functools.partial(torch.mm, left, right, out=out)
             fastest, middle, seconds = self._blocks(work)
             spent += seconds
             if best is None or flops / fastest > best[0]:
@@ -395,7 +404,8 @@ class _Bench:
             count = max(1, working_set // (4 * tensors))
             given = [_touched(count, self.device) for _ in range(tensors - 1)]
             out = torch.empty_like(given[0])
-            work = _copy(given[0], out) if operation == "copy" else _add(given[0], given[1], out)
+            copying = functools.partial(out.copy_, given[0])
+            work = copying if operation == "copy" else functools.partial(torch.add, *given, out=out)
             fastest, middle, _ = self._blocks(work)
             moved = 4 * count * tensors
             rates.append((moved / fastest, moved / middle, operation))
@@ -429,6 +439,8 @@ class _Bench:
         self.timer.isolated(work)  # kernels are chosen and memory is mapped by the first call
         once = self.timer.isolated(work)
         calls = max(1, math.ceil(BLOCK_S / max(once, 1e-9)))
+        if self._queue is not None:  # beyond its depth the host waits, and its own launches would be the limit
+            calls = min(calls, QUEUE_DEPTH // 2)
         times = [once] if once > self.slot_s / 3 else []
         while len(times) < BLOCKS and (len(times) < 1 or self.timer.clock() - start < self.slot_s):
             times.append(self._block(work, calls) / calls)
@@ -451,7 +463,7 @@ class _Bench:
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
     """Set how float32 matrix products may be rounded, and set it back."""
-    before = torch.get_float32_matmul_precision()
+    before = float32_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         yield
@@ -480,18 +492,6 @@ def _device_sizes(device: torch.device) -> list[tuple[str, int]]:
     return [("cache", cache // 2), ("memory", max(LEAST_MEMORY_BYTES, 8 * cache))]
 
 
-def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Work:
-    return lambda: torch.mm(left, right, out=out)
-
-
-def _copy(source: torch.Tensor, out: torch.Tensor) -> Work:
-    return lambda: out.copy_(source)
-
-
-def _add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Work:
-    return lambda: torch.add(left, right, out=out)
-
-
 def _filled(shape: tuple[int, ...], dtype: str, device: torch.device, seed: int) -> torch.Tensor:
     generator = torch.Generator(device).manual_seed(seed)
     values = torch.randn(shape, generator=generator, device=device)
@@ -513,6 +513,6 @@ def _settings() -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": float32_precision(),
         "environment": environment.settings(),
     }

@@ -82,9 +82,10 @@ def host_threads(number: int) -> Iterator[None]:
 
 
 def has_bfloat16_products(device: torch.device) -> bool:
-    """Tell whether the device multiplies in bfloat16, rather than emulating it slower than float32."""
+    """Tell whether the device multiplies in bfloat16, rather than emulating it slower than float32 (T4, V100)."""
     if is_gpu(device):
-        return bool(runtime(device).is_bf16_supported())
+        with made_current(device):  # which is the one that torch asks
+            return bool(runtime(device).is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
@@ -105,6 +106,17 @@ def fast_float32_products(device: torch.device) -> str | None:
     return {"cpu": "medium", "cuda": "high"}.get(device.type)
 
 
+def float32_precision() -> str:
+    """Return torch's precision of float32 products: "highest", "high" or "medium".
+
+    Torch's own function raises where the precision was set through `torch.backends`, as transformers does for `tf32`.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
 def synchronizer(device: torch.device) -> Callable[[], None]:
     """Return a callable that waits until the device has done all queued work; on a CPU it does nothing."""
     if is_gpu(device):
@@ -121,20 +133,32 @@ class CudaQueue:
         self._device = device
         with torch.cuda.device(device):
             self._sleep(self._CALIBRATION_CYCLES)  # loads the kernel and wakes the clock
-            start = self.mark()
-            self._sleep(self._CALIBRATION_CYCLES)
-            end = self.mark()
+        self._hold(self._CALIBRATION_CYCLES)
         torch.cuda.synchronize(device)
-        self._cycles_per_s = self._CALIBRATION_CYCLES / self.seconds_between(start, end)
+        self._cycles_per_s = self._held_rate()
 
     @staticmethod
     def _sleep(cycles: int) -> None:
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
     def hold(self, seconds: float) -> None:
-        """Queue a kernel that spins for about this long."""
+        """Queue a kernel that spins for about this long.
+
+        By the clock that the last one found, if it has passed: an idle GPU's is a fifth of that under load.
+        """
+        if self.has_passed(self._held[2]):
+            self._cycles_per_s = self._held_rate()
+        self._hold(int(seconds * self._cycles_per_s))
+
+    def _held_rate(self) -> float:
+        cycles, start, end = self._held
+        return cycles / self.seconds_between(start, end)
+
+    def _hold(self, cycles: int) -> None:
         with torch.cuda.device(self._device):
-            self._sleep(int(seconds * self._cycles_per_s))
+            start = self.mark()
+            self._sleep(cycles)
+            self._held = cycles, start, self.mark()
 
     def mark(self) -> torch.cuda.Event:
         """Queue an event."""

@@ -13,7 +13,7 @@ from boundby import card, environment
 from boundby.attention_mask import unread
 from boundby.bottleneck import Extras, bottleneck
 from boundby.ceilings import Ceilings, measure
-from boundby.device import describe, device_queue, is_host, made_current, pick_device, synchronizer
+from boundby.device import describe, device_queue, float32_precision, is_host, made_current, pick_device, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.timer import Timer, Work
 from boundby.trials import FASTER_PRODUCTS, Candidate, Made
@@ -143,7 +143,7 @@ def _explained(  # noqa: PLR0913, PLR0917  (of one caller, above)
 
 def _limits(device: torch.device, dtype: torch.dtype, seconds: float) -> Ceilings:
     """Return the limits of this machine, measured once in a process."""
-    key = (str(device), dtype, torch.get_num_threads(), torch.get_float32_matmul_precision())
+    key = (str(device), dtype, torch.get_num_threads(), float32_precision())
     if key not in _ceilings:
         dtypes = dict.fromkeys(str(each).removeprefix("torch.") for each in (dtype, torch.float32, torch.bfloat16))
         _ceilings[key] = measure(device, dtypes=list(dtypes), budget_s=seconds)

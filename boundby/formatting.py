@@ -25,6 +25,11 @@ def clean(value: object, longest: int = LONGEST_NAME) -> str:
     return f"{text[: longest // 2]}...{text[-(longest - longest // 2 - 3) :]}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; its type, where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def number(value: float, digits: int = 4) -> str:
     """Return four significant digits, all digits before the point: 0.01235, 4.321, 1,264, 301,412."""
     if value == 0 or not math.isfinite(value):

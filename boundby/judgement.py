@@ -29,7 +29,6 @@ from boundby.verdict import (
     Fix,
     Gain,
     OwnerKind,
-    Products,
     Reference,
     Sign,
     Trial,
@@ -146,7 +145,7 @@ def judge(  # noqa: PLR0913  (each is one kind of evidence)
         reference=reference,
         owners=split.owners if split else (),
         limited_by=tuple(_causes(context, padding, trials)),
-        products=Products(split.products.in_model, split.products.alone) if split and split.products else None,
+        products=split.products if split else None,
         unsettled=found.unsettled,
     )
 

@@ -20,8 +20,3 @@ class Missing:
 def known(value: T | Missing) -> T | None:
     """Return the value, or None where there is none."""
     return None if isinstance(value, Missing) else value
-
-
-def reason(value: object) -> str | None:
-    """Return why there is no value, or None where there is one."""
-    return value.reason if isinstance(value, Missing) else None

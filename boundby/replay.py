@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import mean, median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from boundby.disturbance import HostCounters, Watch
+from boundby.formatting import first_line
 from boundby.known import Missing
 from boundby.recording import Marked, Program, Recording, Step, program, record
 from boundby.roofline import Interval, OperatorLoad
@@ -66,35 +67,13 @@ class Lengths:
     cut_to: Callable[[int], Work]
 
 
-class Instruments(Protocol):
-    """How seconds are taken: on a host by its clock, on a device by events of its own while its queue is full."""
-
-    @property
-    def dispatch_s(self) -> float:
-        """The seconds that one call costs in a replay; 0 where the host's time is not in it."""
-        ...
-
-    @property
-    def stepping_s(self) -> float:
-        """The seconds that a program adds to each call, which no forward has; 0 as above."""
-        ...
-
-    def whole(self, work: Work) -> float:
-        """Return the seconds of one call, from idle to idle."""
-        ...
-
-    def busy(self, work: Work) -> float | None:
-        """Return the seconds in which one call keeps the device busy; None where it had to wait for the host."""
-        ...
-
-    def marked(self, run: Marked) -> list[float] | None:
-        """Return the seconds between the marks that `run` makes around each of its steps; None as in `busy`."""
-        ...
-
-
 @dataclass(frozen=True)
 class OnHost:
-    """The clock of a CPU, where a call is done when it returns."""
+    """The clock of a CPU, where a call is done when it returns.
+
+    `dispatch_s` is what one call costs in a replay, `stepping_s` what a program adds to each call, which no forward
+    has; of a device both are 0, since the host's time is not in its own.
+    """
 
     timer: Timer
     dispatch_s: float
@@ -126,7 +105,7 @@ class OnHost:
         return self.timer.isolated(work)
 
     def marked(self, run: Marked) -> list[float] | None:
-        """Return the seconds of each step."""
+        """Return the seconds between the marks that `run` makes around each of its steps."""
         return [end - start for start, end in run(self.timer.clock)]
 
 
@@ -144,11 +123,11 @@ class OnDevice:
         return self.timer.isolated(work)
 
     def busy(self, work: Work) -> float | None:
-        """Return the device's own seconds for one call, behind a backlog that lasts until all of it is queued."""
+        """Return the device's own seconds for one call, behind a backlog; None where it had to wait for the host."""
         return self.timer.on_device(work, self.queue, self.timer.enqueue(work)).seconds
 
     def marked(self, run: Marked) -> list[float] | None:
-        """Return the device's seconds between the events around each step."""
+        """Return the device's seconds between the events around each step; None as in `busy`."""
         marks: list[tuple[Any, Any]] = []
 
         def work() -> None:
@@ -157,6 +136,9 @@ class OnDevice:
         if self.busy(work) is None:
             return None
         return [self.queue.seconds_between(start, end) for start, end in marks]
+
+
+Instruments = OnHost | OnDevice
 
 
 def replay(
@@ -333,7 +315,7 @@ class _Bench:
                 changed = own if setting.dtype is None else program(self.recording, setting.dtype)
                 changed.run()
         except (RuntimeError, TypeError, ValueError) as error:  # an operator that does not take this dtype
-            return Missing(_said(error))
+            return Missing(first_line(error))
         return changed
 
     def _in_order(self, run: Work, calls: int) -> float:
@@ -366,7 +348,7 @@ class _Bench:
                 except _NotReplayableError as error:
                     found.cut[step.key] = ("not_replayable", str(error))
                 except RuntimeError as error:
-                    found.cut[step.key] = ("failed", _said(error))
+                    found.cut[step.key] = ("failed", first_line(error))
                 else:
                     found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
                 self.told(self.deadline - self.clock())
@@ -574,7 +556,3 @@ def _middle(seconds: Sequence[float]) -> Interval:
 
 def _ratio(ratios: Sequence[float]) -> Interval:
     return Interval.of(estimate(ratios, CONFIDENCE))
-
-
-def _said(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

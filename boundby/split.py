@@ -14,7 +14,7 @@ import msgspec
 
 from boundby.known import Missing
 from boundby.roofline import Interval, Limits, OperatorLoad, least_seconds
-from boundby.verdict import Fix, Owner, OwnerKind
+from boundby.verdict import Fix, Owner, OwnerKind, Products
 
 CutKind = Literal["budget", "failed", "not_replayable"]
 LEAST_KNOWN_SHARE = 0.9  # of an owner's time, to say how much of it is padding
@@ -93,13 +93,6 @@ class ShapeTime(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Speed(msgspec.Struct, frozen=True):
-    """How fast operators are as a share of their limit, inside the model and alone and hot."""
-
-    in_model: float
-    alone: float
-
-
 class Split(msgspec.Struct, frozen=True):
     """The owners of `seconds`, in the order of `OwnerKind`; they add up to it.
 
@@ -109,7 +102,7 @@ class Split(msgspec.Struct, frozen=True):
 
     seconds: float
     owners: tuple[Owner, ...]
-    products: Speed | None
+    products: Products | None
     cut: tuple[Cut, ...] = ()
 
     def __getitem__(self, kind: OwnerKind) -> Owner:
@@ -198,7 +191,7 @@ def _padding(parts: Iterable[_Part], weight: Callable[[_Part], float]) -> float 
     return sum(seconds * share for seconds, share in known) / known_s if known_s else 0.0
 
 
-def _products(parts: Sequence[_Part], limits: Limits) -> Speed | None:
+def _products(parts: Sequence[_Part], limits: Limits) -> Products | None:
     """Return FLOP/s of matrix products over the peak; in the model they own their share of what is around too."""
     products = [part for part in parts if part.operator.load.flops]
     if not products:
@@ -206,4 +199,4 @@ def _products(parts: Sequence[_Part], limits: Limits) -> Speed | None:
     least_s = sum(part.operator.load.flops for part in products) / limits.flops_per_s.value
     alone_s = sum(part.hot_s - part.dispatch_s for part in products)
     in_model_s = sum(part.in_order_s - part.dispatch_s for part in products)
-    return Speed(in_model=least_s / in_model_s, alone=least_s / alone_s) if alone_s > 0 < in_model_s else None
+    return Products(in_model=least_s / in_model_s, alone=least_s / alone_s) if alone_s > 0 < in_model_s else None

@@ -17,7 +17,7 @@ BACKLOG_SHARE = 1.5  # of the time to issue the call
 # Launches and events that a GPU takes before the host must wait for it: not documented, about 1,024 where it was seen.
 # Beyond it the host's times hold waiting, and a held device says nothing of who was late.
 QUEUE_DEPTH = 1024
-LEAST_BACKLOG_S, MOST_BACKLOG_S = 1e-3, 50e-3
+LEAST_BACKLOG_S, MOST_BACKLOG_S = 1e-3, 0.1
 
 
 class DeviceQueue(Protocol):

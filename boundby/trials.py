@@ -15,6 +15,7 @@ import torch
 from boundby.ceilings import matmul_precision
 from boundby.device import host_threads, is_out_of_memory
 from boundby.disturbance import Watch
+from boundby.formatting import first_line
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer, Work
@@ -129,7 +130,7 @@ def remark(fix: Fix, error: BaseException) -> Untried:
     """Return why a fix could not be tried, from what it raised."""
     if is_out_of_memory(error):
         return Untried(fix, "out_of_memory", "there is not enough memory for it")
-    return Untried(fix, "failed", f"{type(error).__name__}: {_said(error)}")
+    return Untried(fix, "failed", f"{type(error).__name__}: {first_line(error)}")
 
 
 def _with_prediction(trial: Trial, gains: Sequence[Gain]) -> Trial:
@@ -140,11 +141,22 @@ def _with_prediction(trial: Trial, gains: Sequence[Gain]) -> Trial:
 def _trial(
     work: Work, candidate: Candidate, timer: Timer, slot_s: float, watch: Watch | None
 ) -> tuple[Trial, str | None]:
-    """Return the trial, and what disturbed it."""
+    """Return the trial, and what disturbed it; a disturbed one is made again where there is time."""
     start = timer.clock()
     made = candidate.make()
     try:
-        pairs, seen = _pairs_of(made, candidate, candidate.base or work, timer, slot_s - (timer.clock() - start), watch)
+        with candidate.setting():
+            once = _warm(made.work, timer)
+        calls = max(1, math.ceil(LEAST_BLOCK_S / max(once, 1e-9))) if once < LONG_S else 0
+        for _ in range(2):
+            left = slot_s - (timer.clock() - start)
+            if watch is not None:
+                watch.start()
+            pairs = _pairs(candidate.base or work, made.work, candidate.setting, timer, calls, left)
+            seen = watch.stop().disturbances(torch.get_num_threads()) if watch is not None else ()
+            disturbed = "; ".join(each.text for each in seen if each.is_passing) or None
+            if not disturbed or timer.clock() - start >= slot_s:
+                break
         labels = made.same_labels() if made.same_labels else None
     finally:
         made.close()
@@ -156,43 +168,10 @@ def _trial(
         pairs=len(pairs),
         is_fix=candidate.is_fix,
     )
-    return trial, seen
+    return trial, disturbed
 
 
-def _pairs_of(  # noqa: PLR0913, PLR0917  (of one caller, above)
-    made: Made, candidate: Candidate, base: Work, timer: Timer, seconds: float, watch: Watch | None
-) -> tuple[list[float], str | None]:
-    """Return the factors of warm pairs, and what disturbed them; disturbed ones are made again where there is time."""
-    start = timer.clock()
-    with candidate.setting():
-        once = _warm(made.work, timer)
-    calls = max(1, math.ceil(LEAST_BLOCK_S / max(once, 1e-9))) if once < LONG_S else 0
-    for _ in range(2):
-        left = seconds - (timer.clock() - start)
-        pairs, seen = _watched_pairs(base, made.work, candidate.setting, timer, calls, left, watch)
-        if not seen or timer.clock() - start >= seconds:
-            break
-    return pairs, seen
-
-
-def _watched_pairs(  # noqa: PLR0913, PLR0917  (of one caller, above)
-    base: Work,
-    changed: Work,
-    setting: Callable[[], AbstractContextManager[None]],
-    timer: Timer,
-    calls: int,
-    seconds: float,
-    watch: Watch | None,
-) -> tuple[list[float], str | None]:
-    threads = torch.get_num_threads()
-    if watch is not None:
-        watch.start()
-    ratios = _pairs(base, changed, setting, timer, calls, seconds)
-    seen = watch.stop().disturbances(threads) if watch is not None else ()
-    return ratios, "; ".join(each.text for each in seen if each.is_passing) or None
-
-
-def _pairs(  # noqa: PLR0913, PLR0917  (as above)
+def _pairs(  # noqa: PLR0913, PLR0917  (of one caller, above)
     base: Work,
     changed: Work,
     setting: Callable[[], AbstractContextManager[None]],
@@ -360,8 +339,4 @@ def _clean_up(device: int, pool: Any, error: Exception) -> None:
         if torch.cuda.memory_reserved(device) > before:
             raise RuntimeError("memory is no longer given back")
     except RuntimeError as left:
-        raise CaptureLeftoverError(f"{_said(error)}; after it: {_said(left)}") from error
-
-
-def _said(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+        raise CaptureLeftoverError(f"{first_line(error)}; after it: {first_line(left)}") from error

@@ -150,7 +150,7 @@ CHANGES: dict[str, Change] = {
         ),
     ),
     "shorten_python": Change(
-        "do less in Python there, before the loop, or beside it",
+        "do less in Python, or do it before the loop or beside it",
         ("launch",),
         (
             "move it before the loop, to every n-th step, or to another process; vectorize what remains",
@@ -197,7 +197,7 @@ CHANGES: dict[str, Change] = {
         ("launch",),
         (
             "run every shape once before the loop, or before the first request",
-            "CUDA_MODULE_LOADING=EAGER loads all kernels at the start instead",
+            "with CUDA, CUDA_MODULE_LOADING=EAGER loads all kernels at the start instead",
             "record a few steps later: what is done once is no part of the loop",
         ),
     ),
@@ -483,18 +483,9 @@ class Trial(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside; without the expected ranges."""
-        return {
-            "trial": self.name,
-            **self.fix.as_dict(),
-            "measured": values_of(self.measured),
-            "predicted": values_of(self.predicted),
-            "at_most": self.at_most,
-            "outcome": self.outcome,
-            "same_labels": values_of(self.same_labels),
-            "source": self.source,
-            "pairs": self.pairs,
-            "is_fix": self.is_fix,
-        }
+        values = {**values_of(self), **self.fix.as_dict(), "trial": self.name, "outcome": self.outcome}
+        del values["expected"]
+        return values
 
 
 class Untried(msgspec.Struct, frozen=True):
@@ -579,13 +570,7 @@ class Gain(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside."""
-        return {
-            **self.fix.as_dict(),
-            "predicted": values_of(self.predicted),
-            "at_most": self.at_most,
-            "basis": self.basis,
-            "relieves": self.relieves,
-        }
+        return {**values_of(self), **self.fix.as_dict(), "relieves": self.relieves}
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -650,19 +635,20 @@ class Verdict(msgspec.Struct, frozen=True):
     def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
         """Return the verdict that `as_dict` gave, without what its trials expected; one of an older version, too.
 
-        Older ones lack what they did not know, and their trials, which were of another kind, are left out. Raises
-        LookupError, TypeError or ValueError.
+        Older ones lack what they did not know. Their trials, which were of another kind, are left out, and gains whose
+        fix has no kind. Raises LookupError, TypeError or ValueError.
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"a verdict is a mapping, not {type(values).__name__}")
+        kinds = values.get("doubt_kinds", [doubt.partition(":")[0] for doubt in values["doubts"]])
         trials = [trial for trial in values.get("trials", ()) if "measured" in trial]
         untried = [{**_with_fix(each), "kind": each["why"]} for each in values.get("untried", ())]
         kind = values.get("unsettled")
         return msgspec.convert(
             {
                 **values,
-                "gains": [_with_fix(gain) for gain in values["gains"]],
-                "doubts": [values_of(doubt) for doubt in doubts_of(values)],
+                "gains": [_with_fix(gain) for gain in values["gains"] if "kind" in gain],
+                "doubts": [values_of(doubt) for doubt in doubts_of({**values, "doubt_kinds": kinds})],
                 "trials": [_with_fix(trial) for trial in trials],
                 "untried": untried,
                 "unsettled": {"kind": kind, "text": values["would_settle"]} if kind else None,
@@ -680,7 +666,7 @@ def values_of(record: Any) -> Any:
 
 
 def _with_fix(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {**values, "fix": {"kind": values["kind"], "settings": values["settings"]}}
+    return {**values, "fix": {"kind": values["kind"], "settings": values.get("settings", {})}}
 
 
 def inconclusive(doubts: Iterable[Doubt], gains: Iterable[Gain] = ()) -> Verdict:

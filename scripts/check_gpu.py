@@ -36,17 +36,16 @@ def main(run: cli.Run) -> int:
         raise EnvironmentLacksError("there is no GPU here that torch sees; run this on a machine with one")
     card = first_light.Card(device, until=time.monotonic() + SECONDS)
     checks = [check for check in first_light.CHECKS if run.args.only in check.name]
-    lines = []
-    for line in first_light.look(card, checks):
-        run.say(str(line))
-        lines.append(line)
     default = Path("docs/measurements") / f"{datetime.now(UTC):%Y-%m-%d}-gpu-first-light.json"
     output = run.args.output or default
     output.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(output, first_light.document(card, lines))
+    document: dict = {"checks": []}
+    for line, document in first_light.watched(card, checks):
+        run.say(str(line))
+        files.write_json(output, document)  # after each, lest what comes next loses it
     run.note(f"wrote {output}")
-    run.give(lambda: first_light.document(card, lines))
-    return cli.DONE if all(line.verdict in ("ok", "not here") for line in lines) else 1
+    run.give(lambda: document)
+    return cli.DONE if all(line["verdict"] in ("ok", "not here") for line in document["checks"]) else 1
 
 
 if __name__ == "__main__":

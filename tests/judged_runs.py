@@ -6,28 +6,19 @@ from collections.abc import Callable
 from boundby.training import StageTimer, TimerOptions, TrainingVerdict, judge_training
 from boundby.verdict import Bound, Gain, Verdict
 from tests.fakes import FakeNanoseconds
+from tests.timed_loops import Device
 
 HEALTHY = {"data": 0.001, "h2d": 0.001, "forward": 0.01, "backward": 0.02, "optimizer": 0.002}
 Seconds = dict[str, float] | Callable[[int], dict[str, float]]
 
 
-class Stream:
+class Stream(Device):
     """A device whose marks are reached at once, at a time of its own."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
-    def mark(self) -> float:
-        return self.now
-
-    def has_passed(self, mark: float) -> bool:
-        return True
-
-    def seconds_between(self, start: float, end: float) -> float:
-        return end - start
-
-    def reuse(self, mark: float) -> None:
-        pass
+    def mark(self) -> list:
+        return [self.now, self.stream]
 
 
 def run(
@@ -41,6 +32,7 @@ def run(
     metrics=None,
     error=None,
     disturbed=(),
+    between=0.0,
     capacity=10_000,
 ):
     """Return the stage times of a loop whose stages take these seconds, within 1 %, on the host and the device."""
@@ -59,6 +51,9 @@ def run(
         stream.now += (device or {}).get("between", 0.0)
         if metrics:
             timer.metrics(metrics(step))
+        if between:
+            with timer.excluded("evaluation"):
+                clock.advance(between)
         timer.step()
     timer.stop(error)
     return timer.snapshot()

@@ -112,45 +112,37 @@ def model_profile(layers: Sequence[LayerProfile], **fields: object) -> ModelProf
     return ModelProfile(**{**known, **fields})
 
 
-def linear(path: str, type_: str, inputs: int, outputs: int, share_of_limit: float = 0.72) -> LayerProfile:
-    """Return a layer that multiplies by a matrix, as fast as `share_of_limit` says."""
-    flops = 2.0 * TOKENS * inputs * outputs
-    moved = 4.0 * (inputs * outputs + TOKENS * (inputs + outputs))
-    least_s = max(flops / LIMITS.flops_per_s.value, moved / LIMITS.bytes_per_s[-1][1].value)
-    is_compute = flops / LIMITS.flops_per_s.value == least_s
-    return layer(
-        path,
-        type_,
-        least_s / share_of_limit,
-        parameters=inputs * outputs + outputs,
-        storages=(Storage(path, 4 * (inputs * outputs + outputs), True),),
-        flops_self=flops,
-        bytes_self=moved,
-        bound="compute" if is_compute else "memory",
-        share_of_limit=share_of_limit,
-        gain_at_limit_s=least_s / share_of_limit - least_s,
-        input_shapes=(f"float32[1, {TOKENS}, {inputs}]",),
-        output_shapes=(f"float32[1, {TOKENS}, {outputs}]",),
-        output_bytes=4 * TOKENS * outputs,
-    )
-
-
-def light(path: str, type_: str, seconds: float, width: int = WIDTH, parameters: int = 0) -> LayerProfile:
-    """Return a layer that only moves data."""
+def busy(
+    path: str, type_: str, seconds: float, share_of_limit: float, inputs: int, outputs: int, **fields: object
+) -> LayerProfile:
+    """Return a layer with work that takes `inputs` numbers for each token and gives `outputs`."""
     return layer(
         path,
         type_,
         seconds,
-        parameters=parameters,
-        flops_self=5.0 * TOKENS * width,
-        bytes_self=8.0 * TOKENS * width,
-        bound="launch",
-        share_of_limit=0.2,
-        gain_at_limit_s=0.8 * seconds,
-        input_shapes=(f"float32[1, {TOKENS}, {width}]",),
-        output_shapes=(f"float32[1, {TOKENS}, {width}]",),
-        output_bytes=4 * TOKENS * width,
+        share_of_limit=share_of_limit,
+        gain_at_limit_s=(1 - share_of_limit) * seconds,
+        input_shapes=(f"float32[1, {TOKENS}, {inputs}]",),
+        output_shapes=(f"float32[1, {TOKENS}, {outputs}]",),
+        output_bytes=4 * TOKENS * outputs,
+        **fields,
     )
+
+
+def linear(path: str, type_: str, inputs: int, outputs: int, share_of_limit: float = 0.72) -> LayerProfile:
+    """Return a layer that multiplies by a matrix, as fast as `share_of_limit` says."""
+    weights, flops = inputs * outputs + outputs, 2.0 * TOKENS * inputs * outputs
+    moved = 4.0 * (inputs * outputs + TOKENS * (inputs + outputs))
+    by_flops, by_bytes = flops / LIMITS.flops_per_s.value, moved / LIMITS.bytes_per_s[-1][1].value
+    known = {"parameters": weights, "storages": (Storage(path, 4 * weights, True),)}
+    known |= {"flops_self": flops, "bytes_self": moved, "bound": "compute" if by_flops >= by_bytes else "memory"}
+    return busy(path, type_, max(by_flops, by_bytes) / share_of_limit, share_of_limit, inputs, outputs, **known)
+
+
+def light(path: str, type_: str, seconds: float, width: int = WIDTH, parameters: int = 0) -> LayerProfile:
+    """Return a layer that only moves data."""
+    known = {"flops_self": 5.0 * TOKENS * width, "bytes_self": 8.0 * TOKENS * width, "bound": "launch"}
+    return busy(path, type_, seconds, 0.2, width, width, parameters=parameters, **known)
 
 
 def gpt2_block(at: int) -> list[LayerProfile]:

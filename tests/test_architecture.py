@@ -86,6 +86,25 @@ def test_the_analysis_of_a_trace_loads_no_scipy():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("plan_partition", "--objective"),
+        ("profile_layers", "1 the profile is not representative"),
+        ("profile_training", "--steps-per-epoch"),
+    ],
+)
+def test_help_says_what_there_is_and_loads_nothing_heavy(script, said):
+    names = (*HEAVY, "pydantic")
+    code = (
+        f"import sys, contextlib, scripts.{script} as script\n"
+        "with contextlib.suppress(SystemExit): script.main(['--help'])\n"
+        f"print([name for name in {names!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.rstrip().endswith("\n[]") and said in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("module", ["utils.cli", "utils.steps", "utils.dry_run", "utils.yaml_settings", "utils.config"])
 def test_what_a_dry_run_needs_is_light(module):
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"

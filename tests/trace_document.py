@@ -9,7 +9,7 @@ from typing import Any
 from boundby import files
 from boundby.trace import analyze, read_trace
 from tests import traces
-from tests.traces import call, event, step, work
+from tests.traces import call, event, memory_change, step, work
 from utils.artifacts import Layout
 from utils.trace_analysis import document as documents
 from utils.trace_analysis.traces import Examination, Examined
@@ -41,7 +41,8 @@ def store(layout: Layout, *found: dict[str, Any], **changes: Any) -> None:
 
 
 def verdict(trace: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {**trace, "verdict": {**trace["verdict"], **changes}}
+    kinds = {"doubt_kinds": [doubt.partition(":")[0] for doubt in changes["doubts"]]} if "doubts" in changes else {}
+    return {**trace, "verdict": {**trace["verdict"], **changes, **kinds}}
 
 
 def write(path: Path, kind: str) -> None:
@@ -101,7 +102,4 @@ def _cpu_events() -> list[dict]:
 
 
 def _change(ts: float, address: int, size: int, allocated: int | None, device: int | None = None) -> dict:
-    where = {"Device Type": 0, "Device Id": -1} if device is None else {"Device Type": 1, "Device Id": device}
-    totals = {} if allocated is None else {"Total Allocated": allocated, "Total Reserved": 1_000_000_000}
-    args = {"Bytes": size, "Addr": address, **where, **totals}
-    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": ts, "args": args}
+    return memory_change(ts, address, size, allocated, device, None if allocated is None else 1_000_000_000)

@@ -43,6 +43,22 @@ def work(
     return event(name, ts, dur, category, stream, **args) | {"pid": device}
 
 
+def memory_change(  # noqa: PLR0913  (what Kineto writes of one)
+    ts: float,
+    address: int | None,
+    size: int,
+    allocated: int | None = None,
+    device: int | None = None,
+    reserved: int | None = None,
+    tid: int = 1,
+) -> dict:
+    """Return a change of the memory of the host, or of a device; what is None is not recorded."""
+    where = {"Device Type": int(device is not None), "Device Id": -1 if device is None else device}
+    args = {"Addr": address, "Bytes": size, "Total Allocated": allocated, "Total Reserved": reserved, **where}
+    known = {name: value for name, value in args.items() if value is not None}
+    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": tid, "ts": ts, "args": known}
+
+
 def document(*events: dict, **header: Any) -> dict:
     return header | {"traceEvents": list(events)}
 

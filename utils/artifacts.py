@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, overload
+from typing import Any, NamedTuple
 
 from utils.config import Config
 from utils.errors import InputError
@@ -19,26 +19,13 @@ RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its s
 OF_PLAN = re.compile(r"\.claims|part-\d{5}\.parquet|cost-\d{5}\.json")  # metrics.json may be anybody's
 
 
-class Folder(Protocol):
-    """What has artefacts."""
-
-    @property
-    def path(self) -> Path:
-        """Where it lies."""
-        ...
-
-
 class Artefact:
     """A file or folder below the folder that has it; `content` and `step` put it on the list of the report."""
 
     def __init__(self, name: str, step: str = "", content: str = "") -> None:
         self.name, self.step, self.content = name, step, content
 
-    @overload
-    def __get__(self, folder: None, kind: type) -> Self: ...
-    @overload
-    def __get__(self, folder: Folder, kind: type) -> Path: ...
-    def __get__(self, folder: Folder | None, kind: type) -> Self | Path:
+    def __get__(self, folder: Any, kind: type) -> Any:
         return self if folder is None else folder.path / self.name
 
 
@@ -205,7 +192,7 @@ class Layout:
         return sorted([*named, *_listed(self), *_listed(self.evaluated)], key=lambda file: file.step)
 
 
-def _listed(folder: Folder) -> Iterator[Listed]:
+def _listed(folder: "Layout | EvaluationFolder") -> Iterator[Listed]:
     for artefact in vars(type(folder)).values():
         if isinstance(artefact, Artefact) and artefact.content:
             yield Listed(folder.path / artefact.name, artefact.step, artefact.content)

@@ -1,7 +1,7 @@
 """The columns of the sweep, each once: what it is, where its value comes from, and why that may be missing.
 
-The rows of `detailed_metrics.csv` and `baseline_metrics.json`, the tables of docs/metrics.md (`markdown`) and the heat
-map are made from this table, so that a new column is one more entry.
+The rows of `detailed_metrics.csv` and `baseline_metrics.json`, what a reader checks in them, the tables of
+docs/metrics.md (`markdown`) and the heat map are made from this table, so that a new column is one more entry.
 """
 
 import math
@@ -9,17 +9,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median, stdev
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
+
+import msgspec
 
 from boundby.known import Missing
 from boundby.sampler import LEAST_WINDOW_S
 from boundby.stats import Estimate, Summary, drift, estimate, least_samples, reach, summarize
-from boundby.verdict import Doubt, Verdict, doubts_of
+from boundby.verdict import Bound, Confidence, Doubt, Verdict, doubts_of
 from boundby.whole_set import Totals
-from utils.document import Row
-from utils.visits import Quantity, Visit, isolated_rounds, reference_rounds, rounds, usable, whole_of
+from utils.visits import Quantity, Visit, reference_rounds, rounds, usable, whole_of
 
 Section = Literal["sweep", "memory", "device", "work"]
+Status = Literal["ok", "noisy", "oom", "failed", "skipped_oom"]
+MEASURED = ("ok", "noisy")
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 NO_REFERENCE = "the reference batch was not timed"
 NOT_DIAGNOSED = "the sweep was not finished; the verdict is made after it"
 MB = 1e6
@@ -65,7 +71,7 @@ class Point:
 
     @cached_property
     def _isolated(self) -> list[float]:
-        return isolated_rounds(self.counted)
+        return rounds(self.counted, "isolated")
 
     @cached_property
     def batches(self) -> Summary:
@@ -120,7 +126,7 @@ class Finding:
     energy_j: float | Missing
     energy_net_j: float | Missing
 
-    def fill(self, row: Row) -> Row:
+    def fill(self, row: "Row") -> "Row":
         """Return the row with what was found, and its doubts joined by those of the verdict."""
         values = {column.name: column.found(self) for column in COLUMNS if column.found}
         doubts = list(dict.fromkeys([*doubts_of(row), *self.verdict.doubts]))
@@ -141,23 +147,26 @@ class Meaning:
 class Column:
     """A column: its name with the unit, its meaning, and its value `of` a measured point or `found` out afterwards.
 
-    `shown` names it in the heat map, where `is_better` says whether more or less is.
+    `kind` is the type of a value, which may be None but where every measured row has one, of the type `known`. `shown`
+    names it in the heat map, where `is_better` says whether more or less is.
     """
 
     name: str
     meaning: Meaning
     of: Callable[[Point], Value] | None = None
     found: Callable[[Finding], Value] | None = None
+    kind: Any = NonNegative | None
+    known: Any = None
     shown: str | None = None
     is_better: Literal["more", "less"] = "less"
 
 
-def rows(visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[Row]:
+def rows(visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> "list[Row]":
     """Return a row per batch size with the keys of `COLUMNS`, `doubt_kinds`, and `reasons` for what is None.
 
     A row whose throughput is less certain than `half_width` (a share) has the status `noisy`.
     """
-    made: list[Row] = []
+    made = list[Row]()
     out_of_memory_at: int | None = None
     for batch_size in sorted(batch_sizes):
         own = [visit for visit in visits if visit.batch_size == batch_size]
@@ -174,7 +183,7 @@ def rows(visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float)
     return made
 
 
-def row(point: Point) -> Row:
+def row(point: Point) -> "Row":
     """Return the row of a measured point before anything else is found out about it.
 
     Beside its columns stands `whole`, what the dataset holds in batches of this size.
@@ -183,7 +192,7 @@ def row(point: Point) -> Row:
     return {**_plain(values, list(_doubts(point)), {}), "whole": asdict(point.whole)}  # type: ignore[typeddict-item]
 
 
-def _plain(values: Mapping[str, Value], doubts: Sequence[Doubt], reasons: Mapping[str, str]) -> Row:
+def _plain(values: Mapping[str, Value], doubts: Sequence[Doubt], reasons: Mapping[str, str]) -> "Row":
     missing = {name: value.reason for name, value in values.items() if isinstance(value, Missing)}
     return {
         **{name: None if isinstance(value, Missing) else value for name, value in values.items()},
@@ -193,7 +202,7 @@ def _plain(values: Mapping[str, Value], doubts: Sequence[Doubt], reasons: Mappin
     }
 
 
-def _empty(dtype: str, batch_size: int, status: str, reason: str) -> Row:
+def _empty(dtype: str, batch_size: int, status: str, reason: str) -> "Row":
     known = {"dtype": dtype, "batch_size": batch_size, "status": status, "doubts": [], "doubt_kinds": []}
     return {**dict.fromkeys(NAMES), **known, "reasons": {"all": reason}}
 
@@ -409,14 +418,23 @@ LIMIT = Meaning(
     section="work",
 )
 COLUMNS: tuple[Column, ...] = (
-    Column("dtype", Meaning("the number format of the weights"), lambda p: p.first.dtype),
-    Column("batch_size", Meaning("texts in a forward"), lambda p: p.first.batch_size),
+    Column("dtype", Meaning("the number format of the weights"), lambda p: p.first.dtype, kind=str),
+    Column("batch_size", Meaning("texts in a forward"), lambda p: p.first.batch_size, kind=Size),
     Column(
-        "status", Meaning("`ok`, or what is wrong with the row: see below"), lambda p: "noisy" if p.is_noisy else "ok"
+        "status",
+        Meaning("`ok`, or what is wrong with the row: see below"),
+        lambda p: "noisy" if p.is_noisy else "ok",
+        kind=Status,
     ),
     Column("rounds", Meaning("visits that count"), lambda p: len(p.counted)),
-    Column("timed_batches", Meaning("forwards that were timed alone"), lambda p: p.batches.n),
-    Column("latency_per_sample_ms_mean", LATENCY, lambda p: p.latency.value * 1e3, shown="latency per sample, ms"),
+    Column("timed_batches", Meaning("forwards that were timed alone"), lambda p: p.batches.n, known=Size),
+    Column(
+        "latency_per_sample_ms_mean",
+        LATENCY,
+        lambda p: p.latency.value * 1e3,
+        known=Positive,
+        shown="latency per sample, ms",
+    ),
     Column("latency_per_sample_ms_ci_low", LATENCY, lambda p: _end(p.latency.low, 1e3)),
     Column("latency_per_sample_ms_ci_high", LATENCY, lambda p: _end(p.latency.high, 1e3)),
     Column(
@@ -425,16 +443,21 @@ COLUMNS: tuple[Column, ...] = (
             "the same per real token, padding not counted", is_not="a decoding speed; a classifier makes no tokens"
         ),
         lambda p: p.latency.value * 1e3 / p.real,
+        known=Positive,
     ),
-    Column("latency_per_batch_ms_mean", BATCH, lambda p: p.latency.value * p.samples_per_batch * 1e3),
+    Column("latency_per_batch_ms_mean", BATCH, lambda p: p.latency.value * p.samples_per_batch * 1e3, known=Positive),
     Column(
-        "latency_per_batch_ms_median", BATCH, lambda p: p.batches.median * 1e3, shown="latency per batch, median, ms"
+        "latency_per_batch_ms_median",
+        BATCH,
+        lambda p: p.batches.median * 1e3,
+        known=Positive,
+        shown="latency per batch, median, ms",
     ),
     Column("latency_per_batch_ms_std", BATCH, lambda p: _known(p.batches.std, "one timed batch has no spread", 1e3)),
-    Column("latency_per_batch_ms_min", BATCH, lambda p: p.batches.minimum * 1e3),
-    Column("latency_per_batch_ms_max", BATCH, lambda p: p.batches.maximum * 1e3),
-    Column("latency_per_batch_ms_q1", BATCH, lambda p: p.batches.q1 * 1e3),
-    Column("latency_per_batch_ms_q3", BATCH, lambda p: p.batches.q3 * 1e3),
+    Column("latency_per_batch_ms_min", BATCH, lambda p: p.batches.minimum * 1e3, known=Positive),
+    Column("latency_per_batch_ms_max", BATCH, lambda p: p.batches.maximum * 1e3, known=Positive),
+    Column("latency_per_batch_ms_q1", BATCH, lambda p: p.batches.q1 * 1e3, known=Positive),
+    Column("latency_per_batch_ms_q3", BATCH, lambda p: p.batches.q3 * 1e3, known=Positive),
     Column("reference_tokens", REFERENCE, _reference_tokens),
     Column("reference_ms", REFERENCE, lambda p: _reference(p, lambda e: e.value), shown="reference batch, ms"),
     Column("reference_ms_ci_low", REFERENCE, lambda p: _reference(p, lambda e: e.low)),
@@ -446,6 +469,7 @@ COLUMNS: tuple[Column, ...] = (
         "throughput_samples_per_sec_mean",
         THROUGHPUT,
         lambda p: 1 / p.throughput.value,
+        known=Positive,
         shown="throughput, samples/s",
         is_better="more",
     ),
@@ -460,21 +484,28 @@ COLUMNS: tuple[Column, ...] = (
         lambda p: _end(p.throughput.half_width, 100),
         shown="uncertainty of the throughput, ± %",
     ),
-    Column("batches_per_sec", THROUGHPUT, lambda p: 1 / p.throughput.value / p.samples_per_batch),
+    Column("batches_per_sec", THROUGHPUT, lambda p: 1 / p.throughput.value / p.samples_per_batch, known=Positive),
     Column(
-        "tokens_per_sec_real", TOKENS, lambda p: p.real / p.throughput.value, shown="real tokens/s", is_better="more"
+        "tokens_per_sec_real",
+        TOKENS,
+        lambda p: p.real / p.throughput.value,
+        known=Positive,
+        shown="real tokens/s",
+        is_better="more",
     ),
-    Column("tokens_per_sec_padded", TOKENS, lambda p: p.padded / p.throughput.value),
+    Column("tokens_per_sec_padded", TOKENS, lambda p: p.padded / p.throughput.value, known=Positive),
     Column(
         "padding_pct",
         Meaning("share of computed tokens that are padding when all texts are batched as they come, counted"),
         lambda p: 100 * (1 - p.real / p.padded),
+        known=NonNegative,
         shown="padding, % of tokens",
     ),
     Column(
         "tokenize_per_batch_ms",
         Meaning("the tokenizer on the texts of the mean batch, called batch by batch, outside the timed forward"),
         lambda p: 1e3 * _tokenize_s(p),
+        known=NonNegative,
         shown="tokenizing a batch, ms",
     ),
     Column(
@@ -487,7 +518,9 @@ COLUMNS: tuple[Column, ...] = (
         shown="first (cold) call, ms",
     ),
     Column("warmup_runs", WARM_UP, lambda p: _first(p.first.warm_up and p.first.warm_up.runs)),
-    Column("warmup_converged", WARM_UP, lambda p: _first(p.first.warm_up and p.first.warm_up.converged)),
+    Column(
+        "warmup_converged", WARM_UP, lambda p: _first(p.first.warm_up and p.first.warm_up.converged), kind=bool | None
+    ),
     Column("memory_allocated_mb", HELD, _most("device_allocated_bytes")),
     Column("memory_reserved_mb", HELD, _most("device_reserved_bytes")),
     Column("memory_peak_mb", PEAK, _most("device_peak_allocated_bytes"), shown="GPU memory, peak allocated, MB"),
@@ -521,7 +554,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("enqueue_per_batch_ms", DEVICE, _timed("enqueue")),
     Column("transfer_per_batch_ms", DEVICE, _timed("transfer")),
     Column("energy_per_sample_j", ENERGY, found=lambda f: f.energy_j),
-    Column("energy_per_sample_net_j", ENERGY, found=lambda f: f.energy_net_j),
+    Column("energy_per_sample_net_j", ENERGY, found=lambda f: f.energy_net_j, kind=float | None),
     Column("flops_per_batch", WORK, found=lambda f: f.flops),
     Column(
         "useful_flops_pct",
@@ -533,7 +566,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "share_of_ceiling_pct", RATE, found=lambda f: _ratio(_ratio(f.flops, f.isolated_s), f.peak_flops_per_s, 100)
     ),
-    Column("bound", LIMIT, found=lambda f: f.verdict.bound),
+    Column("bound", LIMIT, found=lambda f: f.verdict.bound, kind=Bound | None),
     Column(
         "share_of_limit_pct",
         LIMIT,
@@ -547,6 +580,7 @@ COLUMNS: tuple[Column, ...] = (
             section="work",
         ),
         found=lambda f: f.verdict.confidence,
+        kind=Confidence | None,
     ),
     Column(
         "disturbed_rounds",
@@ -556,9 +590,24 @@ COLUMNS: tuple[Column, ...] = (
         ),
         lambda p: sum(visit.is_disturbed for visit in p.visits),
     ),
-    Column("doubts", Meaning("what speaks against the row, by kind: see below", section="work"), lambda p: ""),
+    Column(
+        "doubts",
+        Meaning("what speaks against the row, by kind: see below", section="work"),
+        lambda p: "",
+        kind=list[str],
+    ),
 )
 NAMES = tuple(column.name for column in COLUMNS)
+# One batch size of the sweep in one dtype; a row may have more. `reasons` says why a column is None, under `all` where
+# the whole row is empty; `whole` is what the dataset holds in batches of this size.
+_BESIDE = {
+    "doubt_kinds": list[str],
+    "reasons": dict[str, str],
+    "verdict": NotRequired[Verdict],
+    "whole": NotRequired[Totals],
+}
+Row = TypedDict("Row", {**{column.name: column.kind for column in COLUMNS}, **_BESIDE})  # type: ignore[misc]
+MeasuredRow = TypedDict("MeasuredRow", {column.name: column.known for column in COLUMNS if column.known})  # type: ignore[misc]
 
 
 def explained(page: str) -> str:

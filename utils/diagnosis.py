@@ -22,6 +22,7 @@ from boundby.device import device_queue, is_gpu, is_host, made_current, release_
 from boundby.disturbance import Watch
 from boundby.energy import EnergyMeter
 from boundby.environment import memory_limit_bytes
+from boundby.formatting import first_line
 from boundby.inference import Batch, fixes, forward
 from boundby.judgement import Times
 from boundby.known import Missing, known
@@ -151,7 +152,7 @@ class _Case:
             try:
                 return self._in_full(left, gains, doubts, tried)
             except Exception as error:  # a forward may raise anything; the sweep must not be lost for it
-                doubts.append(Doubt("replay", f"the reference batch could not be run again ({_said(error)})"))
+                doubts.append(Doubt("replay", f"the reference batch could not be run again ({first_line(error)})"))
         gains += other_precisions(self.forward)
         return verdict_on(self.forward, tried=tried, gains=gains, doubts=doubts, padding=1 - left)
 
@@ -340,7 +341,7 @@ class _Case:
         try:
             windows = [meter.of(one_pass) for _ in range(ENERGY_WINDOWS)]
         except Exception as error:  # of the counter, or of a forward
-            return Missing(_said(error)), Missing(_said(error))
+            return Missing(first_line(error)), Missing(first_line(error))
         gross = median(window.joules_per_call for window in windows) / samples
         if idle_w is None:
             return gross, Missing("the idle power was not measured")
@@ -355,11 +356,7 @@ def _tried(make: Callable[[], T]) -> T | Missing:
     try:
         return make()
     except Exception as error:  # a model, or torch's formulas, may raise anything; the sweep must not be lost for it
-        return Missing(f"it cannot be counted ({_said(error)})")
-
-
-def _said(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+        return Missing(f"it cannot be counted ({first_line(error)})")
 
 
 def _cut(model: Any, batch: Batch, tokens: int) -> Work:

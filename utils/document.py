@@ -1,6 +1,7 @@
 """The records that steps write as JSON and CSV, as report, figures and comparisons read them.
 
 They stay dictionaries, since `detailed_metrics.csv` and the figures choose columns by name; here each key has its type.
+Rows are made from the table of `utils.columns`, and their verdicts are those of `boundby.verdict`.
 """
 
 from pathlib import Path
@@ -9,26 +10,10 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 import msgspec
 
 from boundby import files
-from boundby.verdict import (
-    CHANGES,
-    Bound,
-    CauseKind,
-    Confidence,
-    Confirmation,
-    Outcome,
-    OwnerKind,
-    TrialSource,
-    UnsettledKind,
-    UntriedKind,
-)
+from boundby.verdict import Verdict
 from utils import tasks
+from utils.columns import MEASURED, MeasuredRow, NonNegative, Positive, Row, Size
 
-Status = Literal["ok", "noisy", "oom", "failed", "skipped_oom"]
-MEASURED = ("ok", "noisy")
-FixKind = Literal[tuple(CHANGES)]  # type: ignore[valid-type]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NonNegative = Annotated[float, msgspec.Meta(ge=0)]
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
@@ -46,223 +31,6 @@ class Factor(TypedDict):
     value: Positive
     low: Positive
     high: Positive
-
-
-class Gain(TypedDict):
-    """What a fix could bring; older documents have no prediction, and what was measured where the fix was tried."""
-
-    fix: str
-    at_most: Positive
-    basis: str
-    kind: NotRequired[FixKind]
-    settings: NotRequired[dict[str, str | float]]
-    predicted: NotRequired[Factor | None]
-    measured: NotRequired[Factor | None]
-
-
-class SameLabels(TypedDict):
-    """How many of the texts that were compared keep their label."""
-
-    same: int
-    of: int
-    share: Span
-
-
-class Trial(TypedDict):
-    """A fix that was made here, as `boundby.verdict.Trial.as_dict` gives it: factors of the throughput."""
-
-    trial: str
-    fix: str
-    kind: FixKind
-    settings: dict[str, str | float]
-    measured: Factor
-    predicted: Factor | None
-    at_most: float | None
-    outcome: Outcome
-    same_labels: SameLabels | None
-    source: TrialSource
-    pairs: int
-    is_fix: bool
-
-
-class Untried(TypedDict):
-    """A fix that was not tried, or whose trial came to nothing."""
-
-    fix: str
-    kind: FixKind
-    settings: dict[str, str | float]
-    why: UntriedKind
-    reason: str
-
-
-class TimeOwner(TypedDict):
-    """Whose a part of the time of one forward is."""
-
-    kind: OwnerKind
-    seconds: float
-    padding_share: float | None
-
-
-class Reference(TypedDict):
-    """The batch of typical cost that sweep, replays, trials, trace and layers share."""
-
-    samples: int
-    tokens: int
-    seconds: Span
-    shape: str
-
-
-class Products(TypedDict):
-    """The speed of matrix products as a share of the peak: inside the model, and alone and hot."""
-
-    in_model: float
-    alone: float
-
-
-class ConfirmingFix(TypedDict):
-    """The fix of a trial."""
-
-    kind: FixKind
-    settings: dict[str, str | float]
-
-
-class Cause(TypedDict):
-    """One thing that limits a forward, and its share of the time; that of the arithmetic for padding."""
-
-    kind: CauseKind
-    share: float
-    arithmetic_share: float | None
-    confirmed_by: ConfirmingFix | None
-
-
-class Verdict(TypedDict):
-    """What limits a batch size, as `boundby.verdict.Verdict.as_dict` gives it.
-
-    What is not required is not in documents of older versions; their trials have other keys, and no `measured`.
-    """
-
-    bound: Bound
-    alternatives: list[Bound]
-    share_of_limit: float | None
-    confidence: Confidence
-    confirmation: Confirmation
-    gains: list[Gain]
-    evidence: list[str]
-    doubts: list[str]
-    doubt_kinds: NotRequired[list[str]]
-    trials: NotRequired[list[Trial]]
-    untried: NotRequired[list[Untried]]
-    reference: NotRequired[Reference | None]
-    owners: NotRequired[list[TimeOwner]]
-    limited_by: NotRequired[list[Cause]]
-    products: NotRequired[Products | None]
-    settled: NotRequired[bool]
-    would_settle: NotRequired[str | None]
-    unsettled: NotRequired[UnsettledKind | None]
-
-
-class Whole(TypedDict):
-    """What the dataset holds in batches of one size: `boundby.whole_set.Totals`."""
-
-    batches: float
-    samples: float
-    tokens_real: float
-    tokens_padded: float
-    tokens_squared: float
-
-
-class Row(TypedDict):
-    """One batch size of the sweep in one dtype; `utils.columns.COLUMNS` says what each column means.
-
-    Here stand the columns that are read by name; a row may have more.
-
-    `reasons` says why a column is None, under `all` where the whole row is empty.
-    """
-
-    dtype: str
-    batch_size: Size
-    status: Status
-    doubts: list[str]
-    doubt_kinds: list[str]
-    reasons: dict[str, str]
-    verdict: NotRequired[Verdict]
-    rounds: int | None
-    timed_batches: int | None
-    latency_per_sample_ms_mean: NonNegative | None
-    latency_per_sample_ms_ci_low: NonNegative | None
-    latency_per_sample_ms_ci_high: NonNegative | None
-    latency_per_token_ms_mean: NonNegative | None
-    latency_per_batch_ms_mean: NonNegative | None
-    latency_per_batch_ms_median: NonNegative | None
-    latency_per_batch_ms_std: NonNegative | None
-    latency_per_batch_ms_min: NonNegative | None
-    latency_per_batch_ms_max: NonNegative | None
-    latency_per_batch_ms_q1: NonNegative | None
-    latency_per_batch_ms_q3: NonNegative | None
-    reference_tokens: int | None
-    reference_ms: NonNegative | None
-    reference_ms_ci_low: NonNegative | None
-    reference_ms_ci_high: NonNegative | None
-    whole: NotRequired[Whole]
-    latency_per_batch_ms_p90: NonNegative | None
-    latency_per_batch_ms_p95: NonNegative | None
-    latency_per_batch_ms_p99: NonNegative | None
-    throughput_samples_per_sec_mean: NonNegative | None
-    throughput_samples_per_sec_ci_low: NonNegative | None
-    throughput_samples_per_sec_ci_high: NonNegative | None
-    throughput_half_width_pct: float | None
-    batches_per_sec: NonNegative | None
-    tokens_per_sec_real: NonNegative | None
-    tokens_per_sec_padded: NonNegative | None
-    padding_pct: float | None
-    tokenize_per_batch_ms: NonNegative | None
-    cold_call_ms: NonNegative | None
-    warmup_runs: int | None
-    warmup_converged: bool | None
-    memory_allocated_mb: NonNegative | None
-    memory_reserved_mb: NonNegative | None
-    memory_peak_mb: NonNegative | None
-    memory_peak_reserved_mb: NonNegative | None
-    memory_cpu_mb: NonNegative | None
-    memory_cpu_peak_mb: NonNegative | None
-    gpu_utilization_pct: NonNegative | None
-    gpu_power_w: NonNegative | None
-    gpu_sm_clock_mhz: NonNegative | None
-    cpu_utilization_pct: NonNegative | None
-    device_per_batch_ms: NonNegative | None
-    enqueue_per_batch_ms: NonNegative | None
-    transfer_per_batch_ms: NonNegative | None
-    energy_per_sample_j: NonNegative | None
-    energy_per_sample_net_j: float | None
-    flops_per_batch: NonNegative | None
-    useful_flops_pct: float | None
-    bytes_per_batch: NonNegative | None
-    flops_per_sec: NonNegative | None
-    share_of_ceiling_pct: float | None
-    bound: Bound | None
-    share_of_limit_pct: float | None
-    confidence: Confidence | None
-    disturbed_rounds: int | None
-
-
-class MeasuredRow(Row):
-    """A row of a batch size that was measured: what is known of each."""
-
-    timed_batches: Size
-    latency_per_sample_ms_mean: Positive
-    latency_per_token_ms_mean: Positive
-    latency_per_batch_ms_mean: Positive
-    latency_per_batch_ms_median: Positive
-    latency_per_batch_ms_min: Positive
-    latency_per_batch_ms_max: Positive
-    latency_per_batch_ms_q1: Positive
-    latency_per_batch_ms_q3: Positive
-    throughput_samples_per_sec_mean: Positive
-    batches_per_sec: Positive
-    tokens_per_sec_real: Positive
-    tokens_per_sec_padded: Positive
-    padding_pct: NonNegative
-    tokenize_per_batch_ms: NonNegative
 
 
 class Choice(TypedDict):
@@ -466,9 +234,6 @@ class ComputeCeiling(TypedDict):
     low: float
     size: int
     relative_error: float
-    burst_flops_per_s: NotRequired[float | None]
-    sm_clock_mhz: NotRequired[float | None]
-    clock_event_reasons: NotRequired[int | None]
 
 
 class MemoryCeiling(TypedDict):
@@ -481,13 +246,6 @@ class MemoryCeiling(TypedDict):
     operation: str
 
 
-class SharedCache(TypedDict):
-    """The last cache of a CPU: the size that the machine reports, and the one beyond which bytes/s drop."""
-
-    reported_bytes: int
-    measured_bytes: int | None
-
-
 class Ceilings(TypedDict):
     """What the machine reaches, as `boundby.ceilings.Ceilings.as_dict` gives it."""
 
@@ -498,9 +256,6 @@ class Ceilings(TypedDict):
     dispatch_high_s: float
     seconds: float
     doubts: list[str]
-    ladder: NotRequired[list[MemoryCeiling]]
-    shared_cache: NotRequired[SharedCache | None]
-    cut: NotRequired[list[str]]
 
 
 class Operator(TypedDict):
@@ -744,24 +499,27 @@ class Variants(TypedDict):
 def read_document(path: Path, version: int, kind: Any = Document) -> Document:
     """Return the document of this version. Raises OSError, OtherVersion, and ValueError where it is something else.
 
-    A reader of a part of it asks for that alone by another `kind`. What the document says beyond these records stays
-    in it: each task has scores of its own.
+    Verdicts are as `boundby.verdict` has them, also those of an earlier version. A reader of a part of it asks for that
+    alone by another `kind`. What the document says beyond these records stays in it: each task has scores of its own.
     """
     content = files.read_json(path)
     found = content.get("schema_version") if isinstance(content, dict) else None
     if found != version:
         raise OtherVersion(found)
     try:
-        for row in content.get("batch_sizes", ()):
-            if row.get("verdict"):  # older trials have other keys, and factors of another kind
-                row["verdict"]["trials"] = [trial for trial in row["verdict"].get("trials", ()) if "measured" in trial]
-    except (TypeError, AttributeError) as error:
+        content["batch_sizes"] = with_verdicts(content.get("batch_sizes", ()))
+    except (TypeError, AttributeError, LookupError) as error:
         raise ValueError(f"{path} cannot be read: batch_sizes are not rows with verdicts ({error})") from None
     document: Document = shaped(content, kind)
     measured = [row for row in document["batch_sizes"] if row["status"] in MEASURED]
     if kind is Document and measured:
         shaped({"measured": measured, **document}, _Swept)
     return document
+
+
+def with_verdicts(rows: Any) -> list[Any]:
+    """Return rows of a document with their verdicts read; raises as `Verdict.from_dict` does."""
+    return [{**row, "verdict": Verdict.from_dict(row["verdict"])} if row.get("verdict") else row for row in rows]
 
 
 def shaped(value: Any, kind: Any) -> Any:

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from boundby.device import gpu_source, is_gpu, is_host
+from boundby.device import float32_precision, gpu_source, is_gpu, is_host
 from boundby.disturbance import HostCounters, Reference, Watch, usable_cpus
 from boundby.energy import EnergyMeter, RaplCounter
 from boundby.environment import machine
@@ -52,5 +52,5 @@ def machine_state() -> MachineState:
         "affinity": sorted(usable_cpus()),
         "cpu_quota_cores": machine()["cpu_quota_cores"],
         "load_1min": os.getloadavg()[0],
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": float32_precision(),
     }

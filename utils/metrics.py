@@ -1,6 +1,5 @@
 """What is seen beside the clock while something is measured: time, memory, utilisation."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TypedDict, cast
@@ -10,9 +9,8 @@ import torch
 from boundby.device import synchronizer
 from boundby.memory import MemoryMeter
 from boundby.sampler import Sampler
-from utils import columns, instruments
-from utils.document import Row
-from utils.visits import Memory, Visit
+from utils import instruments
+from utils.visits import Memory
 
 SAMPLED = ("gpu_utilization_pct", "gpu_power_w", "gpu_sm_clock_mhz", "cpu_utilization_pct")
 
@@ -43,7 +41,7 @@ class Seen(TypedDict):
 
 
 class MetricsCollector:
-    """Collects what is seen beside the clock, and turns visits into rows.
+    """Collects what is seen beside the clock.
 
     Without a `sampler` each measurement starts and ends one of its own, for the device and the host.
     """
@@ -86,7 +84,3 @@ class MetricsCollector:
             "readings": sampler.by_quantity(measurement.start_s, end),
             "reading_reasons": {name: why for name in SAMPLED if (why := sampler.why_not(name))},
         }
-
-    def rows(self, visits: Sequence[Visit], batch_sizes: Sequence[int], half_width: float) -> list[Row]:
-        """Return one row per batch size, as `utils.columns.rows` makes them."""
-        return columns.rows(visits, batch_sizes, half_width)

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from boundby import device as devices
 from boundby.device import is_gpu
+from boundby.formatting import first_line
 from boundby.inference import Tokens, collate, forward, tokenize
 from utils import tasks
 from utils.config import Model
@@ -242,18 +243,14 @@ def _explained(source: ModelSource, part: str, target: torch.device | None = Non
     except PipelineError:
         raise
     except ImportError as error:
-        raise EnvironmentLacksError(f"{source.name}: {part} needs a package: {_first_line(error)}") from error
+        raise EnvironmentLacksError(f"{source.name}: {part} needs a package: {first_line(error)}") from error
     except Exception as error:  # any type: loaders of many libraries meet damaged files here
         if devices.is_out_of_memory(error):
             raise EnvironmentLacksError(
-                f"{source.name}: {target} has no memory for the model ({_first_line(error)}); "
+                f"{source.name}: {target} has no memory for the model ({first_line(error)}); "
                 "use model.dtype=bfloat16, a larger device, or stop what else runs there"
             ) from error
-        raise InputError(f"{source.name}: cannot load {part} from {source.path}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{source.name}: cannot load {part} from {source.path}: {first_line(error)}") from error
 
 
 def _say_nothing(text: str) -> None:

@@ -17,6 +17,7 @@ from boundby.inference import Batch, forward
 from boundby.sampler import NoSource, Sampler
 from boundby.sweep import Outcome, StopRule, sweep
 from boundby.timer import DeviceQueue, Timer, WarmUp, WarmUpRule, warm_up
+from utils import columns
 from utils.artifacts import started_at
 from utils.document import Row
 from utils.metrics import MetricsCollector
@@ -91,7 +92,7 @@ class InferenceProfiler:
         settings = Settings(batch_sizes, num_runs, num_warmup_runs, ci_half_width, max_seconds)
         selection = Selection.of(texts, self.tokenizer, max_length, self.device)
         visits = take_turns([self], selection, settings, finished, on_visit)
-        return MetricsCollector(self.device).rows(visits, sorted(batch_sizes), settings.widest(self.device))
+        return columns.rows(visits, sorted(batch_sizes), settings.widest(self.device))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from boundby import files
 from boundby.formatting import clean
+from boundby.verdict import Verdict
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.credentials import removed
 from utils.document import OtherVersion, read_document
@@ -95,18 +96,18 @@ def _said(value: Any) -> str:
 def _summary(layout: Layout, document: Mapping[str, Any], card: Sequence[str], most: int) -> dict[str, Any]:
     found = chosen(document)
     at, row = found or (None, {})
-    verdict, full = row.get("verdict") or {}, document["full_dataset_metrics"]
+    verdict, full = row.get("verdict"), document["full_dataset_metrics"]
     rows = document["batch_sizes"]
     # The chosen row and its neighbours say most.
     nearest = sorted(range(len(rows)), key=lambda place: abs(place - (at or 0)))[:most]
     answers = list(_unanswered(layout, document, row, verdict))
     answer = {
-        "bound": verdict.get("bound") or row.get("bound"),
-        "settled": verdict.get("settled"),
-        "would_settle": _short(verdict.get("would_settle")),
-        "confidence": verdict.get("confidence"),
+        "bound": verdict.bound if verdict else row.get("bound"),
+        "settled": verdict.settled if verdict else None,
+        "would_settle": _short(verdict.unsettled.text) if verdict and verdict.unsettled else None,
+        "confidence": verdict.confidence if verdict else None,
         "limited_by": [
-            {"kind": each["kind"], "share": _rounded(each["share"])} for each in verdict.get("limited_by", ())
+            {"kind": each.kind, "share": _rounded(each.share)} for each in (verdict.limited_by if verdict else ())
         ],
         "id": f"M/batch_sizes/{at}/verdict",
     }
@@ -127,12 +128,12 @@ def _summary(layout: Layout, document: Mapping[str, Any], card: Sequence[str], m
         "tried_on_the_batch": list(_tried(verdict, at))[:most],
         "not_tried": [
             {
-                "fix": _short(gain["fix"]),
-                "predicted": _rounded((gain.get("predicted") or {}).get("value")),
-                "at_most": _rounded(gain["at_most"]),
+                "fix": _short(gain.fix),
+                "predicted": _rounded(gain.predicted.value if gain.predicted else None),
+                "at_most": _rounded(gain.at_most),
                 "id": f"M/batch_sizes/{at}/verdict/gains/{place}",
             }
-            for place, gain in enumerate(verdict.get("gains", ())[: min(most, 3)])
+            for place, gain in enumerate(verdict.gains[: min(most, 3)] if verdict else ())
         ],
         "rows": [_row(rows[place], place) for place in sorted(nearest)],
         "rows_left_out": len(rows) - len(nearest),
@@ -153,14 +154,13 @@ def _files(layout: Layout) -> dict[str, Path]:
     return {"M": layout.metrics, "V": layout.variants, "T": layout.trace_analysis, "L": layout.layer_summary}
 
 
-def _tried(verdict: Mapping[str, Any], at: int | None) -> Iterator[dict[str, Any]]:
-    trials = [(place, trial) for place, trial in enumerate(verdict.get("trials", ())) if trial.get("measured")]
-    for place, trial in sorted(trials, key=lambda each: -each[1]["measured"]["value"]):
-        measured = trial["measured"]
+def _tried(verdict: Verdict | None, at: int | None) -> Iterator[dict[str, Any]]:
+    trials = enumerate(verdict.trials if verdict else ())
+    for place, trial in sorted(trials, key=lambda each: -each[1].measured.value):
         yield {
-            "what": _short(trial.get("trial") or trial.get("fix")),
-            "speed": _rounded(measured["value"]),
-            "interval": [_rounded(measured["low"]), _rounded(measured["high"])],
+            "what": _short(trial.name),
+            "speed": _rounded(trial.measured.value),
+            "interval": [_rounded(trial.measured.low), _rounded(trial.measured.high)],
             "id": f"M/batch_sizes/{at}/verdict/trials/{place}",
         }
 
@@ -177,7 +177,7 @@ def _row(row: Mapping[str, Any], place: int) -> dict[str, Any]:
 
 
 def _unanswered(
-    layout: Layout, document: Mapping[str, Any], row: Mapping[str, Any], verdict: Mapping[str, Any]
+    layout: Layout, document: Mapping[str, Any], row: Mapping[str, Any], verdict: Verdict | None
 ) -> Iterator[tuple[str, str]]:
     """Yield what this run does not answer, and why."""
     yield from ALWAYS.items()

@@ -173,17 +173,12 @@ def rounds(visits: Sequence[Visit], quantity: Quantity) -> list[float]:
     return seconds_per_sample(timed, whole, at_the_ends if quantity in ("isolated", "pipelined") else ())
 
 
-def isolated_rounds(visits: Sequence[Visit]) -> list[float]:
-    """Return the seconds per sample of each visit of one batch size, of calls timed alone."""
-    return rounds(visits, "isolated")
-
-
 def throughput_rounds(visits: Sequence[Visit]) -> list[float]:
     """Return the seconds per sample of each visit of one batch size, of calls queued one after another.
 
     On a CPU, where nothing is queued, they are those of calls timed alone.
     """
-    return rounds(visits, "pipelined") or isolated_rounds(visits)
+    return rounds(visits, "pipelined") or rounds(visits, "isolated")
 
 
 def reference_rounds(visits: Sequence[Visit]) -> list[float]:

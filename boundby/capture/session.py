@@ -136,7 +136,7 @@ class Session(Instrument):
             self.has_given_way = True
             self._record.downgrade(self._what, AT_WORK)
             return
-        with _quiet_kineto(), _noted_warnings(self._record):
+        with quiet_kineto(), _noted_warnings(self._record):
             self._attempt(self._create)
             if self._profile is not None:
                 self._watch.on()
@@ -249,7 +249,7 @@ def _noted_warnings(record: Record) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet_kineto() -> Iterator[None]:
+def quiet_kineto() -> Iterator[None]:
     """Keep the `USDT:` lines of torch 2.13 off the terminal, unless the user has set a log level.
 
     The library below the profiler reads the level once, when the process prepares its first profiler. 6 is above all

@@ -26,6 +26,8 @@ GROUPED, VARLEN = "boundby_grouped", "boundby_varlen"
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
 PROBED_ROWS = 256  # of a mask, in which it has to be a window; all of them where the longest text has no more tokens
 SHORT, LANES = 48, 16  # tokens: measured on a CPU with vectors of 16 floats
+QUERIES = 64  # tokens of a text that are attended for together, with the keys that they see
+WHOLE = 1024  # tokens from which torch's kernel itself leaves out keys that no query sees, 512 at a time
 # What an attention call may carry without changing its result. The window is in the mask: `attention_window`.
 WITHOUT_EFFECT = frozenset(
     ("cache_position", "deterministic", "max_length_k", "max_length_q", "position_ids", "sliding_window", "use_cache")
@@ -169,8 +171,11 @@ def grouped_attention(
             answer.copy_(_short_attention(q, k, v, _added(length, *sides), settings.get("scaling")).transpose(1, 2))
             continue
         is_causal = reaches_start and after == 0 and length > 1
-        mask = None if is_causal or (reaches_start and reaches_end) else _visible(length, before, after, q.device)
-        answer.copy_(attend(q, k, v, mask, is_causal=is_causal).transpose(1, 2))
+        if (reaches_start and reaches_end) or (is_causal and not QUERIES < length < WHOLE):
+            answer.copy_(attend(q, k, v, is_causal=is_causal).transpose(1, 2))
+            continue
+        for queries, keys, mask in _blocks(length, before, after):
+            answer[:, queries].copy_(attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], mask).transpose(1, 2))
     return out, None
 
 
@@ -207,6 +212,23 @@ def _of_chosen(
     out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
     out[0, rows] = answers
     return out
+
+
+@lru_cache(maxsize=32)
+def _blocks(length: int, before: int, after: int) -> list[tuple[slice, slice, torch.Tensor]]:
+    """Return, of a text of `length` tokens, some queries at a time, the keys that they see, and what scores get added.
+
+    A kernel that is given all keys goes through those that a mask hides, too: 1.4 times as long for 200 causal tokens.
+    """
+    before, after = (length if side == UNLIMITED else side for side in (before, after))
+    blocks = []
+    for first in range(0, length, QUERIES):
+        last = min(first + QUERIES, length)
+        start, end = max(0, first - before), min(length, last + after)
+        distance = torch.arange(start, end) - torch.arange(first, last)[:, None]
+        sees = (distance >= -before) & (distance <= after)
+        blocks.append((slice(first, last), slice(start, end), torch.where(sees, 0.0, -torch.inf)))
+    return blocks
 
 
 def _is_short(length: int, dtype: torch.dtype) -> bool:
@@ -275,15 +297,15 @@ def varlen_attention(
         # The kernel takes the one query of a text for its last token, which it is in a causal model alone.
         if not current.is_causal and window != (UNLIMITED, UNLIMITED):
             raise UnsupportedAttention("mask", f"a window of {window} around a token that is not the last")
-        longest, window = 1, (window[0], UNLIMITED if window[0] == UNLIMITED else 0)
-    # One split: the result of a text does not depend on its neighbours.
-    out = varlen_attn(
-        *(q, k, v, starts, current.starts, longest, current.longest),
-        scale=settings.get("scaling"),
-        window_size=window,
-        enable_gqa=q.shape[1] != k.shape[1],
-        num_splits=1,
-    )
+        # With a window that ends at itself, which hides nothing from it, the kernel never splits the keys of a text, so
+        # that its result does not depend on its neighbours. (`num_splits` is refused on ROCm, and by torch 2.12.)
+        longest, window = 1, (window[0], 0)
+    groups = q.shape[1] // k.shape[1]
+    grouped: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in _varlen_options() else {}  # torch 2.12
+    if groups > 1 and not grouped:
+        k, v = (states.repeat_interleave(groups, dim=1) for states in (k, v))
+    lengths = (starts, current.starts, longest, current.longest)
+    out = varlen_attn(q, k, v, *lengths, scale=settings.get("scaling"), window_size=window, **grouped)
     answers = out[0] if isinstance(out, tuple) else out  # no other result is asked for
     if rows is None:
         return answers[None], None
@@ -293,12 +315,16 @@ def varlen_attention(
 
 
 def has_varlen() -> bool:
-    """Tell whether this torch has the kernel with every option used here; they arrived from 2.10 to 2.12."""
+    """Tell whether this torch, 2.11 or later, has the kernel with the options that packed texts need."""
+    return {"scale", "window_size"} <= _varlen_options()
+
+
+def _varlen_options() -> set[str]:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return False
-    return {"scale", "window_size", "enable_gqa", "num_splits"} <= set(inspect.signature(varlen_attn).parameters)
+        return set()
+    return set(inspect.signature(varlen_attn).parameters)
 
 
 def register() -> None:

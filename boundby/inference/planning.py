@@ -148,7 +148,7 @@ def _guard(
     """Return the margin within which rows are computed again; None where the rule does not allow this precision.
 
     What `fastest` does not allow as it is, it may allow with its near ties computed again: all labels of the sample
-    agree then, which must be sure enough.
+    agree then, which must be sure enough. Every label that differs there leads by half of that margin at most.
     """
     of_same = same_guard(report.max_abs_logit_difference, largest_logit)
     if rule.kind == "same":
@@ -158,7 +158,7 @@ def _guard(
     if precision.keeps_weights:
         return of_same
     low = 1.0 if is_all else wilson_interval(report.rows, report.rows)[0]
-    return report.guard_margin if low >= rule.min_agreement else None
+    return report.flip_margin if low >= rule.min_agreement else None
 
 
 def _check_texts(sample: Sample) -> Sequence[str]:

@@ -86,11 +86,6 @@ class Prediction:
         best: np.ndarray = self.logits.argmax(axis=1)
         return best
 
-    @property
-    def padding_efficiency(self) -> float:
-        """Useful tokens as a share of those that were computed."""
-        return self.useful_tokens / self.computed_tokens if self.computed_tokens else 1.0
-
 
 @dataclass
 class _Tally:

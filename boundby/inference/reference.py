@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import nn
 
+from boundby.compare import paired_shares
 from boundby.inference.batches import Tokens, collate, forward
-from boundby.stats import CONFIDENCE, wilson_interval
+from boundby.stats import wilson_interval
 
 SMALLEST_MARGINS = 10  # that a report tells
 SAME_GUARD = 4.0  # times the largest difference seen: twice what can flip a label, and that twice
@@ -89,7 +89,8 @@ class ExactnessReport:
 
     `agreement_low` and `agreement_high` end a 95 % interval (Wilson) for all texts that the sample stands for; where
     the sample is all texts they are the share itself. A margin is the lead of the reference's best logit over its
-    second. Accuracies are None without labels; the interval of their difference is of the pairs (Agresti & Min 2005).
+    second; `widest_flip` is the widest lead that this precision gave to another label, 0 where it gave none.
+    Accuracies are None without labels; the interval of their difference is of the pairs (Agresti & Min 2005).
     """
 
     precision: str
@@ -101,6 +102,7 @@ class ExactnessReport:
     max_abs_logit_difference: float
     mean_abs_logit_difference: float
     smallest_margins: tuple[float, ...]
+    widest_flip: float = 0.0
     reference_accuracy: float | None = None
     accuracy: float | None = None
     accuracy_difference_low: float | None = None
@@ -117,6 +119,11 @@ class ExactnessReport:
     def guard_margin(self) -> float:
         """The margin below which a label can flip: twice the largest difference of a logit that was seen."""
         return 2 * self.max_abs_logit_difference
+
+    @property
+    def flip_margin(self) -> float:
+        """Twice the margin that every label of the sample needs to agree; at most `guard_margin`."""
+        return min(2 * self.widest_flip, self.guard_margin)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -168,19 +175,16 @@ def compare_logits(
         float(difference.max()),
         float(difference.mean()),
         tuple(np.sort(margins(reference))[:SMALLEST_MARGINS].tolist()),
+        float(margins(logits)[mine != theirs].max(initial=0.0)),
         **({} if labels is None else _accuracies(mine == np.asarray(labels), theirs == np.asarray(labels))),
     )
 
 
 def _accuracies(mine: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
-    rows = len(mine)
-    gained, lost = int((mine & ~theirs).sum()), int((~mine & theirs).sum())
-    gained_half, lost_half, n = gained + 0.5, lost + 0.5, rows + 2  # half a pair more in each of the four cells
-    centre = (gained_half - lost_half) / n
-    reach = float(ndtri(0.5 + CONFIDENCE / 2)) * math.sqrt(gained_half + lost_half - n * centre**2) / n
+    shares = paired_shares(theirs, mine)
     return {
-        "reference_accuracy": float(theirs.mean()),
-        "accuracy": float(mine.mean()),
-        "accuracy_difference_low": centre - reach,
-        "accuracy_difference_high": centre + reach,
+        "reference_accuracy": shares.share_a,
+        "accuracy": shares.share_b,
+        "accuracy_difference_low": shares.low,
+        "accuracy_difference_high": shares.high,
     }

@@ -13,31 +13,16 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from boundby.capture import CaptureOptions, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
-from boundby.patches import Patches, Wrapper
+from boundby.integrations.timed_methods import TimedMethods
+from boundby.patches import Wrapper
 from boundby.remarks import Say, summary
-from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
-from boundby.training.records import Kind
+from boundby.training import ManagerOptions, ProfilerManager, TimerOptions, stages
 from boundby.training.results import CHROME_TRACE, RunFiles, publish_cycle
-from boundby.training.stages import (
-    BACKWARD,
-    CALLBACKS,
-    CHECKPOINT,
-    CLIP,
-    DATA,
-    EPOCH,
-    EVALUATION,
-    FORWARD,
-    H2D,
-    OPTIMIZER,
-    SCHEDULER,
-    ZERO_GRAD,
-)
 
 if TYPE_CHECKING:
     from boundby.capture import Cycle
@@ -151,16 +136,16 @@ class ProfilerCallback:
             say=self.say,
         )
         self.manager.register("trace_ready", self._publish)
-        stages = FitStages(self.manager, trainer)
-        self.manager.start(_steps_to_come(trainer, stages.steps_done), stages.steps_done)
-        self._stages = stages
-        stages.attach()
+        marks = FitStages(self.manager, trainer)
+        self.manager.start(_steps_to_come(trainer, marks.steps_done), marks.steps_done)
+        self._stages = marks
+        marks.attach()
 
     def _finish(self, error: BaseException | None) -> None:
-        stages, manager, self._stages = self._stages, self.manager, None
-        if stages is None or manager is None:
+        marks, manager, self._stages = self._stages, self.manager, None
+        if marks is None or manager is None:
             return
-        stages.detach(error)
+        marks.detach(error)
         manager.stop(error)
         try:
             if not self._has_trace:  # but an earlier fit may have had one
@@ -238,7 +223,7 @@ class FitStages:
         self._begin, self._end = manager.timer.begin, manager.timer.end
         self._trainer = trainer
         self._counts_steps = bool(trainer.lightning_module.automatic_optimization)
-        self._patches = Patches()
+        self._methods = TimedMethods(manager.timer)
         self._hooks: list[Any] = []  # of the optimizers
         self._steps = self.steps_done
         self._is_due = False  # the step has ended but for its callbacks
@@ -254,34 +239,35 @@ class FitStages:
 
     def attach(self) -> None:
         """Begin to mark; what this version of Lightning lacks becomes a remark and goes unmarked."""
-        trainer = self._trainer
+        trainer, methods, timed = self._trainer, self._methods, self._methods.timed
         epochs, precision = "fit_loop.epoch_loop", "strategy.precision_plugin"
-        self._mark(EPOCH, f"{epochs}.run", self._staged(EPOCH, "span"))
-        self._mark(DATA, f"{epochs}.on_run_start", self._fetching)  # starts the workers
-        self._mark(DATA, f"{epochs}._on_before_fetch", self._before_fetch)
-        self._mark(DATA, f"{epochs}._on_after_fetch", self._after_fetch)
-        self._mark(H2D, "strategy.batch_to_device", self._transfer)
-        self._mark(CALLBACKS, f"{epochs}.automatic_optimization.run", self._batch)
-        self._mark(CALLBACKS, f"{epochs}.manual_optimization.run", self._batch)
-        self._mark(FORWARD, "strategy.training_step", self._staged(FORWARD))
-        self._mark(BACKWARD, f"{precision}.backward", self._staged(BACKWARD))
-        self._mark(EVALUATION, f"{epochs}.val_loop.run", self._staged(EVALUATION, "excluded"))
-        self._mark(CHECKPOINT, "save_checkpoint", self._staged(CHECKPOINT))
+        before, after = self._begin_fetch, self._end_fetch
+        methods.time(trainer, f"{epochs}.run", stages.EPOCH, timed(stages.EPOCH, "span"))
+        methods.time(trainer, f"{epochs}.on_run_start", stages.DATA, self._around(before, after))  # starts the workers
+        methods.time(trainer, f"{epochs}._on_before_fetch", stages.DATA, self._around(before))
+        methods.time(trainer, f"{epochs}._on_after_fetch", stages.DATA, self._around(after=after))
+        methods.time(trainer, "strategy.batch_to_device", stages.H2D, self._transfer)
+        methods.time(trainer, f"{epochs}.automatic_optimization.run", stages.CALLBACKS, self._batch)
+        methods.time(trainer, f"{epochs}.manual_optimization.run", stages.CALLBACKS, self._batch)
+        methods.time(trainer, "strategy.training_step", stages.FORWARD)
+        methods.time(trainer, f"{precision}.backward", stages.BACKWARD)
+        methods.time(trainer, f"{epochs}.val_loop.run", stages.EVALUATION, timed(stages.EVALUATION, "excluded"))
+        methods.time(trainer, "save_checkpoint", stages.CHECKPOINT)
         if trainer.gradient_clip_val:
-            self._mark(CLIP, f"{precision}.clip_gradients", self._staged(CLIP))
+            methods.time(trainer, f"{precision}.clip_gradients", stages.CLIP)
         if trainer.lr_scheduler_configs:
-            self._mark(SCHEDULER, f"{epochs}.update_lr_schedulers", self._staged(SCHEDULER))
+            methods.time(trainer, f"{epochs}.update_lr_schedulers", stages.SCHEDULER)
         if trainer.world_size > 1:
-            self._mark(COMMUNICATION, f"{epochs}._broadcast_sigterm_tensor", self._between_batches)
+            methods.time(trainer, f"{epochs}._broadcast_sigterm_tensor", COMMUNICATION, self._between_batches)
         for optimizer in trainer.optimizers:
-            self._mark(ZERO_GRAD, "zero_grad", self._staged(ZERO_GRAD), optimizer)
+            methods.time(optimizer, "zero_grad", stages.ZERO_GRAD)
             if hasattr(optimizer, "register_step_post_hook"):
                 self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.end_optimizer()))
         self._begin_callbacks()
 
     def detach(self, error: BaseException | None = None) -> None:
         """Take every mark away; `error` is what ended the fit. A step that lacks its callbacks alone has ended."""
-        self._patches.undo()
+        self._methods.undo()
         while self._hooks:
             self._hooks.pop().remove()
         self._end_step(raised=error is not None)
@@ -290,63 +276,33 @@ class FitStages:
         """Note that the gradients are ready, and that clipping and the optimizer's step follow."""
         if not self._in_optimizer:  # an optimizer such as L-BFGS computes them several times in one step
             self._in_optimizer = True
-            self._begin(OPTIMIZER)
+            self._begin(stages.OPTIMIZER)
 
     def end_optimizer(self, *, raised: bool = False) -> None:
         """Take note that the optimizer has stepped."""
         if self._in_optimizer:
             self._in_optimizer = False
-            self._end(OPTIMIZER, raised=raised)
+            self._end(stages.OPTIMIZER, raised=raised)
 
-    def _mark(self, stage: str, path: str, wrapper: Wrapper, owner: Any = None) -> None:
-        """Wrap the method at a path, below the trainer if there is no `owner`."""
-        place, _, name = path.rpartition(".")
-        try:
-            owner = owner or (attrgetter(place)(self._trainer) if place else self._trainer)
-            if not self._patches.put(owner, name, wrapper):
-                self._manager.timer.remarks.add(f"stage {stage}", f"this Lightning has no {name!r} there")
-        except Exception as error:
-            self._manager.timer.remarks.add(f"stage {stage}", error)
-
-    def _staged(self, name: str, kind: Kind = "stage") -> Wrapper:
-        """Return a wrapper that times a method as a stage."""
-        begin, end = self._begin, self._end
-
-        def staged(method: Method, *args: Any, **kwargs: Any) -> Any:
-            begin(name, kind)
+    @staticmethod
+    def _around(before: Callable[[], object] = lambda: None, after: Callable[[], object] = lambda: None) -> Wrapper:
+        def around(method: Method, *args: Any, **kwargs: Any) -> Any:
+            before()
             try:
-                result = method(*args, **kwargs)
-            except BaseException:
-                end(name, raised=True)
-                raise
-            end(name)
-            return result
+                return method(*args, **kwargs)
+            finally:
+                after()
 
-        return staged
-
-    def _fetching(self, start: Method, *args: Any, **kwargs: Any) -> Any:
-        self._begin_fetch()
-        try:
-            return start(*args, **kwargs)
-        finally:
-            self._end_fetch()
-
-    def _before_fetch(self, method: Method) -> None:
-        self._begin_fetch()
-        method()
-
-    def _after_fetch(self, method: Method) -> None:
-        method()
-        self._end_fetch()
+        return around
 
     def _transfer(self, method: Method, *args: Any, **kwargs: Any) -> Any:
-        batch = self._staged(H2D)(method, *args, **kwargs)
+        batch = self._methods.timed(stages.H2D)(method, *args, **kwargs)
         self._begin_callbacks()
         return batch
 
     def _between_batches(self, method: Method, *args: Any, **kwargs: Any) -> Any:
         self._end_step()
-        return self._staged(COMMUNICATION)(method, *args, **kwargs)
+        return self._methods.timed(COMMUNICATION)(method, *args, **kwargs)
 
     def _batch(self, run: Method, *args: Any, **kwargs: Any) -> Any:
         self._end_step()
@@ -369,23 +325,23 @@ class FitStages:
         self._fetches += 1
         if self._fetches == 1:
             self._end_step()
-            self._begin(DATA)
+            self._begin(stages.DATA)
 
     def _end_fetch(self) -> None:
         self._fetches -= 1
         if not self._fetches:
-            self._end(DATA)
+            self._end(stages.DATA)
 
     def _begin_callbacks(self) -> None:
         if not self._in_callbacks and not self._in_batch:
             self._in_callbacks = True
-            self._begin(CALLBACKS)
+            self._begin(stages.CALLBACKS)
 
     def _end_step(self, *, raised: bool = False) -> None:
         """End the callbacks, and the step if it is due; inside a batch there is neither."""
         if self._in_callbacks:
             self._in_callbacks = False
-            self._end(CALLBACKS, raised=raised)
+            self._end(stages.CALLBACKS, raised=raised)
         if self._is_due:
             self._is_due = False
             self._manager.step(self._steps - 1)

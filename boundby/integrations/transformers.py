@@ -10,8 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +23,7 @@ from transformers import TrainerCallback
 from boundby import files
 from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Schedule, nsight_variable
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
+from boundby.integrations.timed_methods import TimedMethods
 from boundby.integrations.transformers_hooks import HookMarks
 from boundby.patches import Patches, Wrapper
 from boundby.remarks import Remarks, Say
@@ -35,7 +35,6 @@ from boundby.trace.operator_table import table_lines, table_rows
 from boundby.trace.window import window, without_excluded
 from boundby.training import stages
 from boundby.training.manager import ManagerOptions, ProfilerManager
-from boundby.training.records import Kind
 from boundby.training.results import give_name
 from boundby.training.store import file_name
 
@@ -410,11 +409,9 @@ class Attachment:
     def __init__(self, callback: ProfCallback, trainer: Any) -> None:
         self._callback = callback
         self._trainer = trainer
-        self._manager: ProfilerManager | None = None  # while it trains
-        self._open: set[str] = set()
         self._is_in_step = False
         self._hold = Patches()  # from now on
-        self._stages = Patches()  # while it trains
+        self._methods: TimedMethods | None = None  # while it trains
         self._hold.put(trainer, "train", self._train)
         self._hold.put(trainer.callback_handler, "call_event", self._event)
 
@@ -429,17 +426,21 @@ class Attachment:
 
     def detach(self) -> None:
         """Let go of the Trainer."""
-        self._manager = None
-        self._stages.undo()
+        self._let_methods_be()
         self._hold.undo()
         self._callback.let_go(self)
+
+    def _let_methods_be(self) -> None:
+        if self._methods:
+            self._methods.undo()
+        self._methods = None
 
     def _train(self, original: Wrapper, *args: Any, **kwargs: Any) -> Any:
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            for name in list(self._open):
-                self._end(name, raised=True)
+            if self._methods:
+                self._methods.cut()
             self._callback.stop(error)
             raise
         else:
@@ -450,26 +451,26 @@ class Attachment:
 
     def _event(self, original: Wrapper, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Time the callbacks of an event, and take note of it before and after them."""
-        if event == "on_step_end":
-            self._end(stages.SCHEDULER)
-        with self._timed(stages.CALLBACKS):
-            result = original(event, args, state, control, **kwargs)
+        if self._methods and event == "on_step_end":
+            self._methods.end(stages.SCHEDULER)
+        call = functools.partial(self._methods.timed(stages.CALLBACKS), original) if self._methods else original
+        result = call(event, args, state, control, **kwargs)
         self._callback.guarded(lambda: self._after(event, args, state, kwargs))
         return result
 
     def _after(self, event: str, args: Any, state: Any, kwargs: dict[str, Any]) -> None:
         if event == "on_train_begin":
             self._begin(args, state)
-        elif self._manager is None:
+        elif self._methods is None:
             return
         elif event == "on_epoch_begin":
-            self._begin_stage(stages.EPOCH, "span")
+            self._methods.begin(stages.EPOCH, "span")
         elif event == "on_epoch_end":
-            self._end(stages.EPOCH)
+            self._methods.end(stages.EPOCH)
         elif event == "on_step_begin":
             self._is_in_step = True
         elif event == "on_optimizer_step":
-            self._begin_stage(stages.SCHEDULER)
+            self._methods.begin(stages.SCHEDULER)
         elif event == "on_step_end":
             self._is_in_step = False
             self._callback.step(state)
@@ -479,85 +480,34 @@ class Attachment:
             self._callback.stop()
 
     def _begin(self, args: Any, state: Any) -> None:
-        self._stages.undo()
-        self._stages = Patches()
-        self._open.clear()
+        self._let_methods_be()
         self._is_in_step = False
-        self._manager = None
-        self._manager = manager = self._callback.start(args, state)
+        self._methods = methods = TimedMethods(self._callback.start(args, state).timer)
         trainer = self._trainer
-        missing = [
-            name
-            for owner, name, wrapper in (
-                (trainer, "get_batch_samples", self._get_batch_samples),
-                (trainer, "_prepare_inputs", self._inside_step(stages.H2D)),
-                (trainer, "compute_loss", self._inside_step(stages.FORWARD)),
-                (trainer.accelerator, "backward", self._inside_step(stages.BACKWARD)),
-                (trainer, "_clip_grad_norm", self._inside_step(stages.CLIP)),
-                (trainer, "_get_grad_norm", self._inside_step(stages.CLIP)),
-                (trainer.optimizer, "step", self._inside_step(stages.OPTIMIZER)),
-                (trainer, "_maybe_log_save_evaluate", self._maybe_log),
-                (trainer, "_save_checkpoint", self._during(stages.CHECKPOINT)),
-                (trainer, "evaluate", self._during(stages.EVALUATION, "excluded")),
-                (trainer, "predict", self._during(stages.EVALUATION, "excluded")),
-            )
-            if not self._stages.put(owner, name, wrapper)
-        ]
-        for name in missing:
-            manager.timer.remarks.add(name, "this Trainer has no such method; what it would do is in no stage")
 
-    def _during(self, name: str, kind: Kind = "stage") -> Wrapper:
-        def wrapper(original: Wrapper, *args: Any, **kwargs: Any) -> Any:
-            with self._timed(name, kind):
-                return original(*args, **kwargs)
+        def during(stage: str) -> Wrapper:
+            return methods.timed(stage, when=lambda: self._is_in_step)
 
-        return wrapper
+        logging_now = methods.timed(stages.LOGGING, when=lambda: bool(trainer.control.should_log))
+        evaluating = methods.timed(stages.EVALUATION, "excluded")
+        methods.time(trainer, "get_batch_samples", stages.DATA, functools.partial(self._load, methods))
+        methods.time(trainer, "_prepare_inputs", stages.H2D, during(stages.H2D))
+        methods.time(trainer, "compute_loss", stages.FORWARD, during(stages.FORWARD))
+        methods.time(trainer, "accelerator.backward", stages.BACKWARD, during(stages.BACKWARD))
+        methods.time(trainer, "_clip_grad_norm", stages.CLIP, during(stages.CLIP))
+        methods.time(trainer, "_get_grad_norm", stages.CLIP, during(stages.CLIP))
+        methods.time(trainer, "optimizer.step", stages.OPTIMIZER, during(stages.OPTIMIZER))
+        methods.time(trainer, "_maybe_log_save_evaluate", stages.LOGGING, logging_now)
+        methods.time(trainer, "_save_checkpoint", stages.CHECKPOINT)
+        methods.time(trainer, "evaluate", stages.EVALUATION, evaluating)
+        methods.time(trainer, "predict", stages.EVALUATION, evaluating)
 
-    def _inside_step(self, name: str) -> Wrapper:
-        def wrapper(original: Wrapper, *args: Any, **kwargs: Any) -> Any:
-            if not self._is_in_step:
-                return original(*args, **kwargs)
-            with self._timed(name):
-                return original(*args, **kwargs)
-
-        return wrapper
-
-    def _get_batch_samples(self, original: Wrapper, *args: Any, **kwargs: Any) -> Any:
+    @staticmethod
+    def _load(methods: TimedMethods, original: Wrapper, *args: Any, **kwargs: Any) -> Any:
         """Time the wait for data, and in it the copies to the device, which the loader itself asks for."""
         copies = Patches()
-        copies.put(accelerate.data_loader, "send_to_device", self._during(stages.H2D))
+        copies.put(accelerate.data_loader, "send_to_device", methods.timed(stages.H2D))
         try:
-            with self._timed(stages.DATA):
-                return original(*args, **kwargs)
+            return methods.timed(stages.DATA)(original, *args, **kwargs)
         finally:
             copies.undo()
-
-    def _maybe_log(self, original: Wrapper, *args: Any, **kwargs: Any) -> Any:
-        if not self._trainer.control.should_log:
-            return original(*args, **kwargs)
-        with self._timed(stages.LOGGING):
-            return original(*args, **kwargs)
-
-    @contextmanager
-    def _timed(self, name: str, kind: Kind = "stage") -> Iterator[None]:
-        """Time a block as a stage, unless it lies in one of the same name."""
-        if self._manager is None or name in self._open:
-            yield
-            return
-        self._begin_stage(name, kind)
-        try:
-            yield
-        except BaseException:
-            self._end(name, raised=True)
-            raise
-        self._end(name)
-
-    def _begin_stage(self, name: str, kind: Kind = "stage") -> None:
-        if self._manager:
-            self._open.add(name)
-            self._manager.timer.begin(name, kind)
-
-    def _end(self, name: str, *, raised: bool = False) -> None:
-        if self._manager and name in self._open:
-            self._open.discard(name)
-            self._manager.timer.end(name, raised=raised)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean, median
 from typing import Any, cast
 
@@ -42,16 +43,7 @@ from boundby.layers.probes import Call, CallTimes, CallTree, Clock, Run, Targets
 from boundby.layers.ranking import label
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import LayerSamples, Report
-from boundby.layers.timing import (
-    DeviceMarks,
-    DevicePass,
-    DeviceTimes,
-    HostPass,
-    HostTimes,
-    corrected,
-    probe_cost_ns,
-    spanning,
-)
+from boundby.layers.timing import DeviceMarks, DeviceTimes, HostTimes, corrected, probe_cost_ns, spanning
 from boundby.memory import CPU_REASON
 from boundby.roofline import Limits
 from boundby.timer import QUEUE_DEPTH
@@ -117,9 +109,23 @@ UNRUN_WORK = "work of other threads is not counted"
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What the passes found; None where a pass was not made."""
+class Subject:
+    """What is measured: a model, the names to write it under, its layers, and one run of it."""
 
+    model: nn.Module
+    model_name: str
+    profile_name: str
+    targets: Targets
+    device: torch.device
+    run: Run
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the passes found, and the layers that they make; None where a pass was not made."""
+
+    subject: Subject
+    tree: CallTree
     host: HostTimes
     cost_ns: float
     device: DeviceTimes | None
@@ -127,28 +133,28 @@ class Findings:
     shapes: Mapping[Call, CallShapes]
     work: LayerWork
     limits: Limits | None
-    is_disturbed: bool = False
-    launches: int = 0  # of a run, at most: its operators
-    cache_bytes: tuple[int, ...] = ()
+    is_disturbed: bool
+    launches: int  # of a run, at most: its operators
+    cache_bytes: tuple[int, ...]
 
     @property
     def is_queue_full(self) -> bool:
         """Whether the host has to wait for the device before it has issued a run, since the queue holds no more."""
         return self.device is not None and self.launches > QUEUE_DEPTH
 
+    @cached_property
+    def kept_waiting(self) -> frozenset[int]:
+        """The runs with probes that were kept waiting."""
+        times = self.host.instrumented_ns, self.host.waited_ns
+        return kept_waiting(*([ns / 1e9 for ns in each] for each in times))
 
-class Assembly:
-    """The layers of one profile."""
+    @cached_property
+    def _calls(self) -> list[Call]:
+        return list(self.tree.walk())
 
-    def __init__(self, tree: CallTree, targets: Targets, findings: Findings) -> None:
-        self._tree, self._targets, self._findings = tree, targets, findings
-        self._storages = Storages(targets.modules[0])
-        self._machine = Machine(findings.limits, findings.work.least_bytes, on_host=findings.device is None)
-        self._calls = list(tree.walk())
-        self.samples = self._samples()
-        host = findings.host
-        run_s, waited_s = ([ns / 1e9 for ns in each] for each in (host.instrumented_ns, host.waited_ns))
-        self.kept_waiting = kept_waiting(run_s, waited_s)
+    @cached_property
+    def _storages(self) -> "Storages":
+        return Storages(self.subject.model)
 
     def layers(self) -> tuple[LayerProfile, ...]:
         """Return the called layers in the order of their first calls, then those that were never called."""
@@ -157,7 +163,7 @@ class Assembly:
 
     def coverage(self) -> Coverage:
         """Return how much of the reference time the root accounts for: by the slower one of host and device."""
-        root, reference_ns = self.samples[""], self._findings.host.reference_ns
+        root, reference_ns = self.samples[""], self.host.reference_ns
         if any(_varies(each.calls) for each in self.samples.values()):  # neighbouring runs are not alike
             ratio = sum(root.host_inclusive_s) * 1e9 / sum(reference_ns)
         else:
@@ -165,21 +171,23 @@ class Assembly:
             ratio = median(spent * 1e9 / plain for spent, plain in pairs)
         if root.device_inclusive_s:
             ratio = max(ratio, median(root.device_inclusive_s) * 1e9 / median(reference_ns))
-        inside = [call for call in self._calls if not self._tree.is_elsewhere(call) and not call.callees]
+        inside = [call for call in self._calls if not self.tree.is_elsewhere(call) and not call.callees]
         leaves = [self.samples[call.path] for call in inside]
         leaves_s = sum(fmean(leaf.device_self_s or leaf.host_self_s) for leaf in leaves)
         root_s = fmean(root.device_inclusive_s or root.host_inclusive_s)
         leaf_ratio = leaves_s / root_s if root_s > 0 else 0.0
-        return coverage(ratio, leaf_ratio, is_disturbed=self._findings.is_disturbed)
+        return coverage(ratio, leaf_ratio, is_disturbed=self.is_disturbed)
 
-    def _samples(self) -> dict[str, LayerSamples]:
-        runs = [corrected(run, self._findings.cost_ns) for run in self._findings.host.runs]
-        device = self._findings.device
+    @cached_property
+    def samples(self) -> dict[str, LayerSamples]:
+        """The seconds of every call path in every run."""
+        runs = [corrected(run, self.cost_ns) for run in self.host.runs]
+        device = self.device
         device_runs = [(device.selves(n), device.inclusive(n)) for n in range(len(device.runs))] if device else []
         nothing = CallTimes(0, 0, 0, 0)
         return {
             call.path: LayerSamples(
-                calls=tuple(run.get(call, nothing).calls for run in self._findings.host.runs),
+                calls=tuple(run.get(call, nothing).calls for run in self.host.runs),
                 host_self_s=tuple(selves.get(call, 0.0) / 1e9 for selves, _ in runs),
                 host_inclusive_s=tuple(inclusive.get(call, 0.0) / 1e9 for _, inclusive in runs),
                 device_self_s=_seconds(call, [selves for selves, _ in device_runs]),
@@ -189,19 +197,20 @@ class Assembly:
         }
 
     def _layer(self, call: Call, order: int) -> LayerProfile:
-        samples, module = self.samples[call.path], self._targets.modules[call.index]
+        samples, module = self.samples[call.path], self.subject.targets.modules[call.index]
         host_self, host_inclusive = summarize_runs(samples.host_self_s), summarize_runs(samples.host_inclusive_s)
         device_self = summarize_runs(samples.device_self_s) if samples.device_self_s else None
-        is_concurrent = self._tree.is_elsewhere(call)
+        is_concurrent = self.tree.is_elsewhere(call)
         varies = _varies(samples.calls)
-        operators = None if is_concurrent or varies else self._findings.work.of(call)
-        issue_s = None if self._findings.is_queue_full else host_self.median
-        verdict = judge_layer((device_self or host_self).median, issue_s, operators, self._machine)
+        operators = None if is_concurrent or varies else self.work.of(call)
+        issue_s = None if self.is_queue_full else host_self.median
+        machine = Machine(self.limits, self.work.least_bytes, on_host=self.device is None)
+        verdict = judge_layer((device_self or host_self).median, issue_s, operators, machine)
         calls = sum(samples.calls) / len(samples.calls)
         cpu_s, undisturbed_s = self._computed(call), undisturbed_mean(samples.host_self_s, self.kept_waiting)
         return LayerProfile(
             path=call.path,
-            parent=_parent(call, self._tree),
+            parent=_parent(call, self.tree),
             name=call.name,
             type=type(module).__name__,
             depth=_depth(call),
@@ -235,23 +244,22 @@ class Assembly:
 
     def _computed(self, call: Call) -> float | None:
         """Return the seconds of its own time by the clock of the CPU; None where they are as long by the wall clock."""
-        runs = [run[call] for run in self._findings.host.cpu_runs if call in run]
+        runs = [run[call] for run in self.host.cpu_runs if call in run]
         if not runs:
             return None
         wall_s, cpu_s = (median(each) / 1e9 for each in zip(*runs, strict=True))
         return cpu_s if clearly_less(wall_s, cpu_s) else None
 
     def _disturbed(self, mean_s: float, undisturbed_s: float) -> str:
-        runs = len(self._findings.host.runs)
+        runs = len(self.host.runs)
         return WAS_DISTURBED.format(duration(mean_s), duration(undisturbed_s), len(self.kept_waiting), runs)
 
     def _held(self, module: nn.Module) -> dict[str, Any]:
         return {"parameters": count_parameters(module), "storages": self._storages.of(module)}
 
-    def _seen(self, call: Call | None) -> dict[str, Any]:
+    def _seen(self, call: Call) -> dict[str, Any]:
         """Return the fields on shapes and memory."""
-        shapes = self._findings.shapes.get(call) if call else None
-        memory = self._findings.memory.get(call) if call and self._findings.memory else None
+        shapes, memory = self.shapes.get(call), (self.memory or {}).get(call)
         return {
             "output_bytes": shapes.output_bytes if shapes else None,
             "input_shapes": shapes.inputs if shapes else (),
@@ -263,7 +271,7 @@ class Assembly:
 
     def _doubts(self, call: Call, is_concurrent: bool) -> list[str]:
         doubts = [CONCURRENT, UNRUN_WORK] if is_concurrent else []
-        shapes, device = self._findings.shapes.get(call), self._findings.device
+        shapes, device = self.shapes.get(call), self.device
         if shapes and shapes.varies:
             doubts.append(VARYING)
         if device and call in device.unknown:
@@ -274,14 +282,14 @@ class Assembly:
         layers: list[LayerProfile] = []
         indices = {call.index for call in self._calls}
         paths = {layer.path: layer for layer in called}
-        for index, module in enumerate(self._targets.modules):
+        for index, module in enumerate(self.subject.targets.modules):
             storages = self._storages.of(module)
             if index in indices or (_is_container(module) and not storages):
                 continue
-            name = self._targets.names[index][0]
+            name = self.subject.targets.names[index][0]
             parent = paths[_nearest(name, paths)]
             path = name if name not in paths else f"{name} (never called)"
-            reason = self._targets.opaque.get(index)
+            reason = self.subject.targets.opaque.get(index)
             layer = LayerProfile(
                 path=path,
                 parent=parent.path,
@@ -414,18 +422,6 @@ WORK_FIELDS = ("flops_self", "bytes_self")
 VERDICT_FIELDS = ("bound", "share_of_limit", "gain_at_limit_s")
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is measured: a model, the names to write it under, its layers, and one run of it."""
-
-    model: nn.Module
-    model_name: str
-    profile_name: str
-    targets: Targets
-    device: torch.device
-    run: Run
-
-
 def measure(
     subject: Subject, num_runs: int, instruments: Instruments, limits: Limits | None, max_seconds: float = math.inf
 ) -> Report:
@@ -451,19 +447,9 @@ def measure(
     doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
-    findings = Findings(
-        host,
-        cost_ns,
-        device,
-        memory,
-        shapes,
-        work,
-        limits,
-        bool(disturbances),
-        sum(program.calls.values()),
-        cache_bytes,
-    )
-    return _report(subject, Assembly(tree, targets, findings), findings, doubts)
+    launches = sum(program.calls.values())
+    found = (host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), launches, cache_bytes)
+    return _report(Findings(subject, tree, *found), doubts)
 
 
 def _time(
@@ -473,8 +459,12 @@ def _time(
 
     After the least rounds none begins that would end after `until_s` if it took as long as the one before.
     """
-    host = HostPass(subject.run, tree, subject.targets, instruments.now, instruments.synchronize, cpu=instruments.cpu)
-    device = _device_pass(subject, tree, instruments)
+    given = subject.run, tree, subject.targets, instruments.now, instruments.synchronize
+    host = HostTimes(*given, cpu=instruments.cpu)
+    device: DeviceTimes | None = None
+    if instruments.marks:
+        places = {index: devices_of(module) for index, module in enumerate(subject.targets.modules)}
+        device = DeviceTimes(*given, instruments.marks, spanning(tree, places, subject.device))
     for number in range(1, num_runs + 1):
         began_s = instruments.seconds()
         host.add_pair()
@@ -483,27 +473,18 @@ def _time(
         ended_s = instruments.seconds()
         if number >= LEAST_RUNS and ended_s + (ended_s - began_s) > until_s:
             break
-    return host.times, device.times if device else None
+    return host, device
 
 
-def _device_pass(subject: Subject, tree: CallTree, instruments: Instruments) -> DevicePass | None:
-    if instruments.marks is None:
-        return None
-    places = {index: devices_of(module) for index, module in enumerate(subject.targets.modules)}
-    known = DeviceTimes(unknown=spanning(tree, places, subject.device))
-    return DevicePass(
-        subject.run, tree, subject.targets, instruments.now, instruments.synchronize, instruments.marks, known
-    )
-
-
-def _report(subject: Subject, assembly: Assembly, findings: Findings, doubts: Sequence[str]) -> Report:
-    host = findings.host
+def _report(findings: Findings, doubts: Sequence[str]) -> Report:
+    subject, host = findings.subject, findings.host
     num_runs = len(host.runs)
     reference_s = summarize_runs([ns / 1e9 for ns in host.reference_ns])
     instrumented_s = summarize_runs([ns / 1e9 for ns in host.instrumented_ns])
-    coverage, layers = assembly.coverage(), assembly.layers()
-    vary = any(_varies(samples.calls) for samples in assembly.samples.values())
+    coverage, layers = findings.coverage(), findings.layers()
+    vary = any(_varies(samples.calls) for samples in findings.samples.values())
     overhead = instrumented_s.mean / reference_s.mean - 1 if vary else host.overhead
+    versions = {name: version for name, version in environment.versions().items() if version is not None}
     profile = ModelProfile(
         profile_name=subject.profile_name,
         model_name=subject.model_name,
@@ -518,24 +499,18 @@ def _report(subject: Subject, assembly: Assembly, findings: Findings, doubts: Se
         coverage=coverage,
         layers=layers,
         reasons=_reasons(findings, num_runs),
-        doubts=(
-            *doubts,
-            *trust_doubts(coverage, overhead, num_runs),
-            *_doubts(subject.model, layers, findings, assembly.samples),
-        ),
-        environment=_environment(),
+        doubts=(*doubts, *trust_doubts(coverage, overhead, num_runs), *_doubts(findings, layers)),
+        environment={**versions, **environment.settings(), "threads": str(torch.get_num_threads())},
         limits=findings.limits,
         paired_overhead=overhead,
         kv_cache_bytes=findings.cache_bytes,
     )
-    return Report(profile, assembly.samples)
+    return Report(profile, findings.samples)
 
 
-def _doubts(
-    model: nn.Module, layers: Sequence[LayerProfile], findings: Findings, samples: Mapping[str, LayerSamples]
-) -> list[str]:
-    doubts = [TRAINING] if any(module.training for module in model.modules()) else []
-    varying = sum(_varies(each.calls) for each in samples.values())
+def _doubts(findings: Findings, layers: Sequence[LayerProfile]) -> list[str]:
+    doubts = [TRAINING] if any(module.training for module in findings.subject.model.modules()) else []
+    varying = sum(_varies(each.calls) for each in findings.samples.values())
     if varying:
         doubts.append(f"calls: {varying} layers are not called alike in every run; times and ranks are means over runs")
     if waiting := [layer.path for layer in layers if layer.cpu_self_s is not None]:
@@ -580,8 +555,3 @@ def _reasons(findings: Findings, num_runs: int) -> dict[str, str]:
     if num_runs < LEAST_FOR_P95:
         reasons["p95"] = f"{num_runs} runs are too few; it takes {LEAST_FOR_P95}"
     return reasons
-
-
-def _environment() -> dict[str, str]:
-    versions = {name: version for name, version in environment.versions().items() if version is not None}
-    return {**versions, **environment.settings(), "threads": str(torch.get_num_threads())}

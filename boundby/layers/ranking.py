@@ -9,13 +9,15 @@ several times: an ALBERT layer is, and a decoder that is called for every new to
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from boundby.layers.records import LayerProfile, ModelProfile
 
 ROOT_LABEL = "(model)"
+Part = Literal["layer", "self"]  # the whole layer, or what it does beside the layers inside
+Row = tuple[LayerProfile, Part, float, float | None]  # with its seconds and its gain
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Ranked:
 
     path: str
     type: str
-    part: Literal["layer", "self"]  # the whole layer, or what it does beside the layers inside
+    part: Part
     seconds: float
     share: float
     gain_at_limit_s: float | None  # of the end-to-end time; None where a part of it is not known
@@ -45,84 +47,65 @@ def label(path: str) -> str:
 
 def by_self_time(profile: ModelProfile) -> tuple[Ranked, ...]:
     """Return every called layer, that with the longest time of its own first."""
-    layers = [layer for layer in _called(profile) if layer.self_s is not None]
-    total = sum(layer.self_s.mean for layer in layers if layer.self_s)
-    rows = [
-        Ranked(layer.path, layer.type, "layer", layer.self_s.mean, _share(layer.self_s.mean, total), _gain([layer]))
-        for layer in layers
-        if layer.self_s
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.seconds))
+    called = [(layer, layer.self_s.mean) for layer in _called(profile) if layer.self_s]
+    return _ranked([(layer, "layer", seconds, _gain([layer])) for layer, seconds in called])
 
 
 def blocks(profile: ModelProfile) -> tuple[Ranked, ...]:
     """Return blocks and "(self)" rows that together are the whole model, the longest first."""
-    tree = _Tree(profile)
-    rows = [row for row in tree.rows() if row.seconds > 0]
-    total = sum(row.seconds for row in rows)
-    shared = [
-        Ranked(row.path, row.type, row.part, row.seconds, _share(row.seconds, total), row.gain_at_limit_s)
-        for row in rows
+    layers = _called(profile)
+    inside: dict[str, list[LayerProfile]] = defaultdict(list)
+    for layer in layers:
+        if layer.parent is not None:
+            inside[layer.parent].append(layer)
+    below = {layer.path: _below(layer, inside) for layer in layers}
+    held = Counter((layer.type, name.rpartition(".")[0]) for name, layer in _numbered(layers).items())
+    groups = {_pattern(*place) for place, count in held.items() if count > 1}
+    members = {
+        layer.path
+        for layer in layers
+        if _is_numbered(layer) and _pattern(layer.type, layer.name.rpartition(".")[0]) in groups
+    }
+
+    def holds(layer: LayerProfile, paths: set[str]) -> bool:
+        return any(inner.path in paths for inner in below[layer.path][1:])
+
+    called_again = (layer for layer in layers if layer.calls > 1 and inside[layer.path])
+    repeated = members | {layer.path for layer in called_again if not holds(layer, members)}
+
+    def is_opened(layer: LayerProfile) -> bool:
+        only_calls = layer.path not in repeated or layer.bytes_self == 0
+        return bool(inside[layer.path]) and (layer.parent is None or (only_calls and holds(layer, repeated)))
+
+    rows: list[Row] = []
+    waiting = [layer for layer in layers if layer.parent is None]
+    while waiting:
+        layer = waiting.pop()
+        if is_opened(layer):
+            waiting.extend(inside[layer.path])
+            rows.append((layer, "self", layer.self_s.mean if layer.self_s else 0.0, _gain([layer])))
+        else:
+            seconds = layer.inclusive_s.mean if layer.inclusive_s else 0.0
+            rows.append((layer, "layer", seconds, _gain(below[layer.path])))
+    return _ranked([row for row in rows if row[2] > 0])
+
+
+def _ranked(rows: Sequence[Row]) -> tuple[Ranked, ...]:
+    """Return the rows with their shares, the longest first."""
+    total = sum(seconds for _, _, seconds, _ in rows)
+    ranked = [
+        Ranked(layer.path, layer.type, part, seconds, seconds / total if total > 0 else 0.0, gain)
+        for layer, part, seconds, gain in rows
     ]
-    return tuple(sorted(shared, key=lambda row: -row.seconds))
+    return tuple(sorted(ranked, key=lambda row: -row.seconds))
 
 
-class _Tree:
-    """The called layers by caller, and which of them are repeated."""
-
-    def __init__(self, profile: ModelProfile) -> None:
-        self._layers = _called(profile)
-        self._inside: dict[str, list[LayerProfile]] = defaultdict(list)
-        for layer in self._layers:
-            if layer.parent is not None:
-                self._inside[layer.parent].append(layer)
-        held = Counter((layer.type, name.rpartition(".")[0]) for name, layer in _numbered(self._layers).items())
-        groups = {_pattern(*place) for place, count in held.items() if count > 1}
-        members = {
-            layer.path
-            for layer in self._layers
-            if _is_numbered(layer) and _pattern(layer.type, layer.name.rpartition(".")[0]) in groups
-        }
-        self._repeated = members | {
-            layer.path
-            for layer in self._layers
-            if layer.calls > 1
-            and self._inside.get(layer.path)
-            and not any(inner.path in members for inner in self._below(layer)[1:])
-        }
-        self._holds_repeated = {
-            layer.path
-            for layer in self._layers
-            if any(inner.path in self._repeated for inner in self._below(layer)[1:])
-        }
-
-    def rows(self) -> Iterator[Ranked]:
-        """Yield the rows, callers before callees, with no share yet."""
-        waiting = [layer for layer in self._layers if layer.parent is None]
-        while waiting:
-            layer = waiting.pop()
-            if self._is_opened(layer):
-                waiting.extend(self._inside[layer.path])
-                if layer.self_s:
-                    yield Ranked(layer.path, layer.type, "self", layer.self_s.mean, 0.0, _gain([layer]))
-            elif layer.inclusive_s:
-                gain = _gain(self._below(layer))
-                yield Ranked(layer.path, layer.type, "layer", layer.inclusive_s.mean, 0.0, gain)
-
-    def _is_opened(self, layer: LayerProfile) -> bool:
-        if not self._inside[layer.path]:
-            return False
-        if layer.parent is None:
-            return True
-        only_calls = layer.path not in self._repeated or layer.bytes_self == 0
-        return layer.path in self._holds_repeated and only_calls
-
-    def _below(self, layer: LayerProfile) -> list[LayerProfile]:
-        """Return the layer and all that are called inside."""
-        layers = [layer]
-        for caller in layers:  # grows while it is read
-            layers.extend(self._inside.get(caller.path, ()))
-        return layers
+def _below(layer: LayerProfile, inside: Mapping[str, list[LayerProfile]]) -> list[LayerProfile]:
+    """Return the layer and all that are called inside."""
+    layers = [layer]
+    for caller in layers:  # grows while it is read
+        layers.extend(inside.get(caller.path, ()))
+    return layers
 
 
 def _called(profile: ModelProfile) -> list[LayerProfile]:
@@ -142,10 +125,6 @@ def _numbered(layers: list[LayerProfile]) -> dict[str, LayerProfile]:
 def _pattern(kind: str, container: str) -> tuple[str, ...]:
     """Return what a class in a container has in common with the same in containers whose numbers differ."""
     return kind, *("#" if part.isdecimal() else part for part in container.split("."))
-
-
-def _share(seconds: float, total: float) -> float:
-    return seconds / total if total > 0 else 0.0
 
 
 def _gain(layers: list[LayerProfile]) -> float | None:

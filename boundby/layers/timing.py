@@ -43,8 +43,17 @@ SIDE_STREAM = "it issues work to another stream than the model, whose time no pa
 
 @dataclass
 class HostTimes:
-    """Nanoseconds of every run: end to end without probes and, in the same place, with them and by call path."""
+    """Times runs on the host, where `synchronize` waits for the device; `cpu` is the clock of the CPU, where read.
 
+    Of every run it has the nanoseconds end to end without probes and, in the same place, with them and by call path.
+    """
+
+    run: Run
+    tree: CallTree
+    targets: Targets
+    now: Clock
+    synchronize: Callable[[], None]
+    cpu: Clock | None = None
     reference_ns: list[int] = field(default_factory=list)
     instrumented_ns: list[int] = field(default_factory=list)
     runs: list[dict[Call, CallTimes]] = field(default_factory=list)
@@ -57,28 +66,15 @@ class HostTimes:
         pairs = zip(self.instrumented_ns, self.reference_ns, strict=True)
         return median(probed / plain for probed, plain in pairs) - 1
 
-
-@dataclass(frozen=True)
-class HostPass:
-    """Times runs on the host, where `synchronize` waits for the device; `cpu` is the clock of the CPU, where read."""
-
-    run: Run
-    tree: CallTree
-    targets: Targets
-    now: Clock
-    synchronize: Callable[[], None]
-    cpu: Clock | None = None
-    times: HostTimes = field(default_factory=HostTimes)
-
     def add_pair(self) -> None:
         """Time one run without and one with probes, in the other order every second time."""
-        if len(self.times.runs) % 2:
+        if len(self.runs) % 2:
             self._run_with_probes()
-            self.times.reference_ns.append(self._elapsed_ns())
+            self.reference_ns.append(self._elapsed_ns())
         else:
-            self.times.reference_ns.append(self._elapsed_ns())
+            self.reference_ns.append(self._elapsed_ns())
             self._run_with_probes()
-        if self.cpu is not None and len(self.times.runs) % CPU_EVERY == 1:
+        if self.cpu is not None and len(self.runs) % CPU_EVERY == 1:
             self._run_by_the_cpu(self.cpu)
 
     def _elapsed_ns(self) -> int:
@@ -94,9 +90,9 @@ class HostPass:
             computed = -self.cpu() if self.cpu else 0
             elapsed = self._elapsed_ns()
             computed += self.cpu() if self.cpu else 0
-        self.times.instrumented_ns.append(elapsed)
-        self.times.waited_ns += [max(0, elapsed - computed)] if self.cpu else []
-        self.times.runs.append(self.tree.times(log))
+        self.instrumented_ns.append(elapsed)
+        self.waited_ns += [max(0, elapsed - computed)] if self.cpu else []
+        self.runs.append(self.tree.times(log))
 
     def _run_by_the_cpu(self, cpu: Clock) -> None:
         def read(*_: Any) -> tuple[int, int]:
@@ -110,7 +106,7 @@ class HostPass:
         for call, (began, cpu_began), (ended, cpu_ended) in self.tree.ended(log):
             wall[call] += ended - began
             busy[call] += cpu_ended - cpu_began
-        self.times.cpu_runs.append(
+        self.cpu_runs.append(
             {call: (_own(wall, call), max(0, min(_own(wall, call), _own(busy, call)))) for call in wall}
         )
 
@@ -123,10 +119,10 @@ def time_runs(
     run: Run, tree: CallTree, targets: Targets, num_runs: int, now: Clock, synchronize: Callable[[], None]
 ) -> HostTimes:
     """Return the times of `num_runs` runs without and as many with probes."""
-    host = HostPass(run, tree, targets, now, synchronize)
+    host = HostTimes(run, tree, targets, now, synchronize)
     for _ in range(num_runs):
         host.add_pair()
-    return host.times
+    return host
 
 
 def corrected(times: dict[Call, CallTimes], cost_ns: float) -> tuple[dict[Call, float], dict[Call, float]]:
@@ -181,11 +177,21 @@ class DeviceMarks(DeviceQueue, Protocol):
 
 @dataclass
 class DeviceTimes:
-    """Seconds of the device by call path for each run, calls inside included."""
+    """Times runs on the device by its marks; `now` is the clock of the host, `synchronize` waits for the device.
 
+    Of every run it has the seconds of the device by call path, calls inside included.
+    """
+
+    run: Run
+    tree: CallTree
+    targets: Targets
+    now: Clock
+    synchronize: Callable[[], None]
+    marks: DeviceMarks
+    unknown: dict[Call, str]  # call paths whose time no marks give: why
     runs: list[dict[Call, float]] = field(default_factory=list)
-    unknown: dict[Call, str] = field(default_factory=dict)  # call paths whose time no marks give: why
     late_runs: int = 0  # in which the device reached the run before the host had issued all of it
+    _backlog_s: float | None = None
 
     def selves(self, number: int) -> dict[Call, float]:
         """Return the seconds of each call path in no call inside, for one run; without those that cannot be known."""
@@ -200,31 +206,14 @@ class DeviceTimes:
         """Return the seconds of each call path, for one run; without those that cannot be known."""
         return {call: spent for call, spent in self.runs[number].items() if call not in self.unknown}
 
-
-@dataclass
-class DevicePass:
-    """Times runs on the device by its marks; `now` is the clock of the host, `synchronize` waits for the device.
-
-    `times` begins with the call paths that marks cannot time.
-    """
-
-    run: Run
-    tree: CallTree
-    targets: Targets
-    now: Clock
-    synchronize: Callable[[], None]
-    marks: DeviceMarks
-    times: DeviceTimes
-    _backlog_s: float | None = None
-
     def add_run(self) -> None:
         """Time one run; before the first, another one tells how long the host issues."""
         if self._backlog_s is None:
             issue_s, _, _ = self._issue(LEAST_BACKLOG_S)
             self._backlog_s = min(MOST_BACKLOG_S, max(LEAST_BACKLOG_S, BACKLOG_SHARE * issue_s))
         _, was_late, seconds = self._issue(self._backlog_s)
-        self.times.runs.append(seconds)
-        self.times.late_runs += was_late
+        self.runs.append(seconds)
+        self.late_runs += was_late
 
     def _issue(self, backlog_s: float) -> tuple[float, bool, dict[Call, float]]:
         """Issue one run behind a backlog.
@@ -251,10 +240,10 @@ class DevicePass:
         home = next((stream for call, (stream, _), _ in calls if call.caller is self.tree.top), None)
         for call, (stream, _), (last, _) in calls:
             if stream != home or last != stream:
-                self.times.unknown[call] = SIDE_STREAM
+                self.unknown[call] = SIDE_STREAM
         seconds: dict[Call, float] = {}
         for call, (_, start), (_, end) in calls:
-            if call not in self.times.unknown:
+            if call not in self.unknown:
                 seconds[call] = seconds.get(call, 0.0) + self.marks.seconds_between(start, end)
             self.marks.reuse(start)
             self.marks.reuse(end)

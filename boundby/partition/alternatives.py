@@ -126,19 +126,16 @@ def gains_of(
         after = same if after is None else after
         return before / after if after else 1.0
 
-    gains = [Gain(change, gain(changed)) for change, changed in _faster_nodes(costs, assignment, nodes)]
+    changes = [*_faster_nodes(costs, assignment, nodes)]
     if any(factor > 1 for factor in costs.contention):
         separate = dataclasses.replace(costs, contention=(1.0,) * costs.nodes)
-        gains.append(Gain("a machine of its own for each node", gain(separate)))
-    unlimited = dataclasses.replace(costs, usable_bytes=np.full_like(costs.usable_bytes, UNREACHABLE))
-    if gain(unlimited) >= LEAST_GAIN:
-        gains += [Gain(change, gain(changed)) for change, changed in _larger_nodes(costs, nodes)]
-    unlinked = dataclasses.replace(costs, transfer_ps=np.zeros_like(costs.transfer_ps))
-    if gain(unlinked) >= LEAST_GAIN:
-        gains += [Gain(change, gain(changed)) for change, changed in _faster_links(costs, assignment, nodes)]
-    return tuple(
-        sorted((option for option in gains if option.at_most >= LEAST_GAIN), key=lambda option: -option.at_most)
-    )
+        changes.append(("a machine of its own for each node", separate))
+    if gain(dataclasses.replace(costs, usable_bytes=np.full_like(costs.usable_bytes, UNREACHABLE))) >= LEAST_GAIN:
+        changes += _larger_nodes(costs, nodes)
+    if gain(dataclasses.replace(costs, transfer_ps=np.zeros_like(costs.transfer_ps))) >= LEAST_GAIN:
+        changes += _faster_links(costs, assignment, nodes)
+    gains = [Gain(change, factor) for change, changed in changes if (factor := gain(changed)) >= LEAST_GAIN]
+    return tuple(sorted(gains, key=lambda option: -option.at_most))
 
 
 def _faster_nodes(costs: Costs, assignment: Assignment, nodes: Sequence[VirtualNode]) -> Iterator[tuple[str, Costs]]:

@@ -127,10 +127,6 @@ class Costs:
             return False
         return self.contention[a] == 1 or self.machines is None or self.machines[a] == self.machines[b]
 
-    def fits(self, piece: Piece) -> bool:
-        """Tell whether the node can hold these units."""
-        return bool(self.memory_bytes[piece.node, piece.end, piece.first] <= self.usable_bytes[piece.node])
-
     def shortage(self, piece: Piece) -> int:
         """Return the bytes that the node lacks to hold these units, 0 where they fit."""
         missing = self.memory_bytes[piece.node, piece.end, piece.first] - self.usable_bytes[piece.node]

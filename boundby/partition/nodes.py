@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 GB = 10**9
 MOST_CONTENTION = 1000.0  # what is slowed down more was not measured
+SLOWER = f"a factor from 1 to {MOST_CONTENTION:g}: it computes so many times as long while the others do"
+SHARED = "give machine, the same name for all nodes that slow one another down"
 NOT_MEASURED = (
     "{} are on one machine ({}), and how much they slow one another down was not measured: in a busy pipeline they "
     "are taken to be as fast as alone"
@@ -55,30 +57,21 @@ class VirtualNode:
             raise ValueError(
                 f"node {self.name!r} is a {self.kind}: give {wanted}, here {' and '.join(given) or 'none'}"
             )
-        memory = getattr(self, given[0])
-        factor = f"not a factor from 1 to {MOST_CONTENTION:g}: it computes so many times as long while the others do"
-        for is_wrong, what in (
-            (not 0 < memory < math.inf, f"{given[0]} is {memory}, not a size above 0"),
-            (not 0 <= self.reserve_gb < math.inf, f"reserve_gb is {self.reserve_gb}, not a size of 0 or more"),
-            (not 0 <= self.headroom < 1, f"headroom is {self.headroom}, not a share from 0 to below 1"),
-            (
-                not 0 < (1 if self.speed is None else self.speed) < math.inf,
-                f"speed is {self.speed}, not a factor above 0",
-            ),
-            (not math.isfinite(self.stage_s), f"stage_s is {self.stage_s}, not a time"),
-            (self.machine == "", "machine is empty; name it, or leave it out for one of its own"),
-            (
-                self.contention is not None and self.machine is None,
-                f"contention is {self.contention}, but no machine is named; give machine, the same name for all nodes "
-                "that slow one another down",
-            ),
-            (
-                not 1 <= (1 if self.contention is None else self.contention) <= MOST_CONTENTION,
-                f"contention is {self.contention}, {factor}",
-            ),
+        speed, contention = (1.0 if each is None else each for each in (self.speed, self.contention))
+        for key, is_sound, wanted in (
+            (given[0], 0 < getattr(self, given[0]) < math.inf, "a size above 0"),
+            ("reserve_gb", 0 <= self.reserve_gb < math.inf, "a size of 0 or more"),
+            ("headroom", 0 <= self.headroom < 1, "a share from 0 to below 1"),
+            ("speed", 0 < speed < math.inf, "a factor above 0"),
+            ("stage_s", math.isfinite(self.stage_s), "a time"),
+            ("contention", 1 <= contention <= MOST_CONTENTION, SLOWER),
         ):
-            if is_wrong:
-                raise ValueError(f"node {self.name!r}: {what}")
+            if not is_sound:
+                raise ValueError(f"node {self.name!r}: {key} is {getattr(self, key)}, not {wanted}")
+        if self.machine == "":
+            raise ValueError(f"node {self.name!r}: machine is empty; name it, or leave it out for one of its own")
+        if self.contention is not None and self.machine is None:
+            raise ValueError(f"node {self.name!r}: contention is {self.contention}, but no machine is named; {SHARED}")
 
     @property
     def machine_key(self) -> str:

@@ -10,16 +10,7 @@ from boundby.layers.report import Report
 from boundby.partition.alternatives import baselines, gains_of, limits_of, shortfall
 from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
 from boundby.partition.nodes import Link, Links, VirtualNode, unknown_contention
-from boundby.partition.plan import (
-    ORDER_ONLY,
-    TOGETHER_ASSUMED,
-    Alternative,
-    Gain,
-    Measured,
-    PartitionPlan,
-    Stage,
-    Transfer,
-)
+from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Alternative, Measured, PartitionPlan, Stage, Transfer
 from boundby.partition.solver import MEANING, Objective, optimum, value_of
 from boundby.partition.units import Chain, units_of
 
@@ -101,8 +92,8 @@ class ExecutionPlanner:
         assignment = optimum(problem.costs, objective, requests, in_order=in_order)
         if assignment is None:
             raise shortfall(problem.costs, problem.chains[nodes[0].name], nodes, in_order=in_order)
-        made = problem.plan(assignment)
-        return dataclasses.replace(made, gains=problem.gains(assignment), alternatives=tuple(problem.alternatives()))
+        gains = gains_of(problem.costs, assignment, nodes, objective, requests, in_order=in_order)
+        return dataclasses.replace(problem.plan(assignment), gains=gains, alternatives=tuple(problem.alternatives()))
 
     def plan_at(
         self,
@@ -237,6 +228,7 @@ class _Problem:
         bases: set[Basis] = {stage.basis for stage in stages} | {transfer.basis for transfer in transfers}
         basis: Basis = "assumed" if "assumed" in bases else "measured"
         unknown = list(unknown_contention(used, self.nodes))
+        of_profiles = [doubt for node in used for doubt in self.chains[node.name].doubts]
         return PartitionPlan(
             objective=self.objective,
             requests=self.requests,
@@ -252,13 +244,9 @@ class _Problem:
             gains=(),
             alternatives=(),
             notes=tuple(self._notes(basis, stages, is_known=not unknown)),
-            doubts=(*self._doubts(used, transfers), *unknown, *self._profile_doubts(used)),
+            doubts=(*self._doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
             batch_size=self.chains[used[0].name].batch_size,
         )
-
-    def gains(self, assignment: Assignment) -> tuple[Gain, ...]:
-        """Return what would make the best plan better."""
-        return gains_of(self.costs, assignment, self.nodes, self.objective, self.requests, in_order=self.in_order)
 
     def alternatives(self) -> Iterator[Alternative]:
         """Yield what the splits of others would take."""
@@ -267,11 +255,9 @@ class _Problem:
                 yield Alternative(name, (), None, None, None, "its rule finds no room for all units")
                 continue
             units = tuple((self.nodes[piece.node].name, piece.end - piece.first) for piece in assignment)
-            lacking = [piece for piece in assignment if not self.costs.fits(piece)]
-            if lacking:
-                short = ", ".join(
-                    f"{self.nodes[piece.node].name} lacks {self.costs.shortage(piece):,} bytes" for piece in lacking
-                )
+            lacking = [(self.nodes[piece.node].name, self.costs.shortage(piece)) for piece in assignment]
+            short = ", ".join(f"{node} lacks {missing:,} bytes" for node, missing in lacking if missing)
+            if short:
                 yield Alternative(name, units, None, None, None, f"does not fit: {short}")
                 continue
             value = self.costs.of(assignment)
@@ -339,9 +325,6 @@ class _Problem:
                 yield f"{node.name} is assumed to be {node.speed:g} times as fast as its profile, whatever the layer"
         if any(transfer.basis == "assumed" for transfer in transfers):
             yield "the links were stated, not measured"
-
-    def _profile_doubts(self, used: Sequence[VirtualNode]) -> list[str]:
-        return list(dict.fromkeys(doubt for node in used for doubt in self.chains[node.name].doubts))
 
 
 def _check(nodes: Sequence[VirtualNode], objective: str, requests: int) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -100,13 +100,6 @@ def run(  # noqa: PLR0913  (what to run, how often, and a clock)
         }
         measured = _measured(plan, _shared(own), requests, difference, tolerance)
         return StagedRun(measured, None if outputs is None else outputs[-len(stage.whole) :])
-
-
-class _Clock(NamedTuple):
-    """How far the clock of this process is ahead of that of the first one, and how well that is known, in ns."""
-
-    ahead_ns: float
-    unsure_ns: float
 
 
 class _Timed(nn.Module):
@@ -241,11 +234,15 @@ def _usage_of_all() -> tuple[float, int]:
     return sum(seconds for seconds, _ in usages), sum(switches for _, switches in usages)
 
 
-def _clock(now: Callable[[], int]) -> _Clock:
-    """Return this process's clock against the first one's, from the quickest of several round trips."""
+def _clock(now: Callable[[], int]) -> tuple[float, float]:
+    """Return how far this process's clock is ahead of the first one's, and how well that is known, in ns.
+
+    It is told by the quickest of several round trips.
+    """
+    clock = 0.0, 0.0  # all processes of a host have one
     if len(set(_shared(host_id()))) == 1:
-        return _Clock(0, 0)  # all processes of a host have one clock
-    rank, clock, theirs = distributed.get_rank(), _Clock(0, 0), torch.zeros(1, dtype=torch.int64)
+        return clock
+    rank, theirs = distributed.get_rank(), torch.zeros(1, dtype=torch.int64)
     for other in range(1, distributed.get_world_size()):
         for turn in range(PINGS if rank in (0, other) else 0):
             begin = now()
@@ -256,8 +253,8 @@ def _clock(now: Callable[[], int]) -> _Clock:
             distributed.send(theirs, 0)
             distributed.recv(theirs, 0)
             end = now()
-            if turn == 0 or end - begin < 2 * clock.unsure_ns:
-                clock = _Clock((begin + end) / 2 - int(theirs), (end - begin) / 2)
+            if turn == 0 or end - begin < 2 * clock[1]:
+                clock = (begin + end) / 2 - int(theirs), (end - begin) / 2
     return clock
 
 

@@ -37,7 +37,7 @@ def simulate(plan: PartitionPlan, requests: int) -> Simulated:
     """
     if requests < 1:
         raise ValueError(f"requests is {requests}; simulate 1 or more")
-    finishes, first_stage_done = _Line(plan).run(requests)
+    finishes, first_stage_done = _finishes(plan, requests)
     is_contended = any(stage.busy_compute_s > stage.compute_s for stage in plan.stages)
     busy = [finish for finish in finishes if finish <= first_stage_done or not is_contended or len(plan.stages) == 1]
     gaps = [after - before for before, after in zip(busy, busy[1:], strict=False)]
@@ -67,80 +67,57 @@ class _Step(NamedTuple):
     releases: str | None
 
 
-@dataclass
-class _Work:
-    """A step of a request under way; `left_ps` is what it would take from now on alone."""
+def _finishes(plan: PartitionPlan, requests: int) -> tuple[list[int], int]:
+    """Return when each request is finished, and when the first stage has computed the last, in picoseconds.
 
-    left_ps: int
-    request: int
-    place: int
-    step: _Step
+    Nodes and links stand in a row, with their queues; all requests are there at 0, and none overtakes another.
+    """
+    steps = _steps(plan)
+    queues: dict[str, deque[tuple[int, int]]] = {step.takes: deque() for step in steps if step.takes}
+    free, under_way = set(queues), list[list[int]]()  # what a step would take from now on alone, its request and place
+    now, first_stage_done, finishes = 0, 0, [0] * requests
 
-    def until_done(self, is_slowed: bool) -> int:
-        return _scaled(self.left_ps, self.step.busy_ps, self.step.alone_ps) if is_slowed else self.left_ps
-
-    def go_on(self, elapsed_ps: int, is_slowed: bool) -> None:
-        done = _scaled(elapsed_ps, self.step.alone_ps, self.step.busy_ps) if is_slowed else elapsed_ps
-        self.left_ps = max(0, self.left_ps - done)
-
-
-class _Line:
-    """Nodes and links in a row, with their queues; all requests are there at 0, and none overtakes another."""
-
-    def __init__(self, plan: PartitionPlan) -> None:
-        self._steps = _steps(plan)
-        self._queues: dict[str, deque[tuple[int, int]]] = {step.takes: deque() for step in self._steps if step.takes}
-        self._free = dict.fromkeys(self._queues, True)
-        self._under_way: list[_Work] = []
-
-    def run(self, requests: int) -> tuple[list[int], int]:
-        """Return when each request is finished, and when the first stage has computed the last, in picoseconds."""
-        now, first_stage_done = 0, 0
-        finishes = [0] * requests
-        for request in range(requests):
-            self._arrive(request, 0)
-        self._begin_waiting()
-        while self._under_way:
-            elapsed, done = self._next_event()
-            now += elapsed
-            if (released := done.step.releases) is not None:
-                self._free[released] = True
-            if done.place == 0:
-                first_stage_done = now
-            if done.place + 1 < len(self._steps):
-                self._arrive(done.request, done.place + 1)
-            else:
-                finishes[done.request] = now
-            self._begin_waiting()
-        return finishes, first_stage_done
-
-    def _next_event(self) -> tuple[int, _Work]:
-        """Let time go on until a step is done; return how long that takes, and the step, which is taken out."""
-        machines = [work.step.machine for work in self._under_way]
-        slowed = [machine is not None and machines.count(machine) > 1 for machine in machines]
-        remaining = [work.until_done(is_slowed) for work, is_slowed in zip(self._under_way, slowed, strict=True)]
-        ranked = zip(remaining, self._under_way, strict=True)
-        elapsed, done = min(ranked, key=lambda entry: (entry[0], entry[1].request, entry[1].place))
-        for work, is_slowed in zip(self._under_way, slowed, strict=True):
-            work.go_on(elapsed, is_slowed)
-        self._under_way.remove(done)
-        return elapsed, done
-
-    def _begin_waiting(self) -> None:
-        for name, queue in self._queues.items():
-            if self._free[name] and queue:
-                self._free[name] = False
-                self._begin(*queue.popleft())
-
-    def _arrive(self, request: int, place: int) -> None:
-        if (wanted := self._steps[place].takes) is not None:
-            self._queues[wanted].append((request, place))
+    def arrive(request: int, place: int) -> None:
+        if (wanted := steps[place].takes) is not None:
+            queues[wanted].append((request, place))
         else:
-            self._begin(request, place)
+            under_way.append([steps[place].alone_ps, request, place])
 
-    def _begin(self, request: int, place: int) -> None:
-        step = self._steps[place]
-        self._under_way.append(_Work(step.alone_ps, request, place, step))
+    def begin_waiting() -> None:
+        for name, queue in queues.items():
+            if queue and name in free:
+                free.remove(name)
+                request, place = queue.popleft()
+                under_way.append([steps[place].alone_ps, request, place])
+
+    for request in range(requests):
+        arrive(request, 0)
+    begin_waiting()
+    while under_way:
+        working = [steps[place] for _, _, place in under_way]
+        machines = [step.machine for step in working]
+        rates = [
+            (step.busy_ps, step.alone_ps) if step.machine is not None and machines.count(step.machine) > 1 else (1, 1)
+            for step in working
+        ]
+        remaining = [_scaled(work[0], *rate) for work, rate in zip(under_way, rates, strict=True)]
+        elapsed, request, place, at = min(
+            (left, *work[1:], at) for at, (left, work) in enumerate(zip(remaining, under_way, strict=True))
+        )
+        now += elapsed
+        for work, (busy, alone) in zip(under_way, rates, strict=True):
+            work[0] = max(0, work[0] - _scaled(elapsed, alone, busy))
+        del under_way[at]
+        if (released := steps[place].releases) is not None:
+            free.add(released)
+        if place == 0:
+            first_stage_done = now
+        if place + 1 < len(steps):
+            arrive(request, place + 1)
+        else:
+            finishes[request] = now
+        begin_waiting()
+    return finishes, first_stage_done
 
 
 def _steps(plan: PartitionPlan) -> list[_Step]:

@@ -42,8 +42,15 @@ END = -1  # in place of a state: no stage comes before, or none comes next
 MOST_STATES = 25_000  # about 12 nodes of which no two are alike: some seconds a pass for 128 units
 NEAR = 128  # the least there can be, divided by this: how far from it to look first
 ANY = UNREACHABLE - 1  # picoseconds: no limit
+PROBES = 6  # halvings of the range of periods, in search of a good assignment to begin with
 
 Measure = Literal["latency", "period"]
+Objective = Literal["latency", "throughput", "requests"]
+MEANING: dict[Objective, str] = {
+    "latency": "latency of one request",
+    "throughput": "time between two requests of many",
+    "requests": "time until the last of {} requests is done",
+}
 
 
 @dataclass(frozen=True)
@@ -437,6 +444,72 @@ class Solver:
         assignment = tuple(Piece(next(free[last]), first, end) for last, first, end in stages)
         return Found(assignment, self._costs.of(assignment))
 
+    def best(self, objective: Objective, requests: int, below: float = math.inf) -> Found | None:
+        """Return one of the best assignments; None where none takes less than `below`."""
+        if objective == "throughput":
+            return self.steadiest(below - 1)
+        fastest = self.fastest(most_ps=below - 1)
+        is_one = objective == "latency" or requests == 1
+        return fastest if fastest is None or is_one else self.soonest(fastest, requests, below)
+
+    def at_most(self, known: Found) -> Found:
+        """Return the assignment of least latency whose period is at most that of a known one."""
+        known_best = self.fastest(known.value.period_ps, known.value.latency_ps, ranked=True)
+        assert known_best is not None, f"no assignment is as good as {known.value}, where one was found"
+        return known_best
+
+    def steadiest_of_the(self, fastest: Found) -> Found:
+        """Return the assignment of least period among those that are as fast for one request."""
+        best, impossible = fastest, -1
+        ask = best.value.period_ps - 1  # in most cases no other is as fast, and this says so
+        while impossible < ask:
+            faster = self.fastest(ask, best.value.latency_ps)
+            if faster:
+                best = faster
+            else:
+                impossible = ask
+            ask = (impossible + best.value.period_ps) // 2
+        return best
+
+    def soonest(self, fastest: Found, requests: int, below: float) -> Found | None:
+        """Return the assignment with which the last of all requests is done first; None where none is before `below`.
+
+        Goes down from the fastest one, each time to the longest period with which a latency no less than the last one
+        could still be as good as the best so far. Bounds do for that, until they lead no further down.
+        """
+        tried = _Tried([fastest], requests - 1, below)
+        least_period, is_known = self.least_period(), False
+        self._probe(tried, least_period)
+        limit = min(fastest.value.period_ps - 1, tried.useful(fastest))
+        while limit >= least_period and (candidate := self.relaxed(limit)):
+            tried.candidates.append(candidate)
+            if candidate.value.period_ps > limit and tried.useful(candidate) >= limit:
+                steadiest = None if is_known else self.steadiest()
+                if steadiest is not None:
+                    tried.candidates.append(self.at_most(steadiest))
+                    least_period, is_known = tried.candidates[-1].value.period_ps, True
+                candidate = self.fastest(limit, tried.least() - tried.last * least_period)
+                if candidate is None:
+                    break
+                tried.candidates.append(candidate)
+            limit = min(candidate.value.period_ps - 1, tried.useful(candidate))
+        best = tried.best()
+        return best if tried.done(best) < below else None
+
+    def _probe(self, tried: "_Tried", low: int) -> None:
+        """Try some periods from this one on: the better the best assignment so far, the less there is to search."""
+        upper = tried.candidates[0]
+        high = upper.value.period_ps
+        for _ in range(PROBES):
+            middle = (low + high) // 2
+            candidate = self.relaxed(middle)
+            if candidate:
+                tried.candidates.append(candidate)
+            if candidate is None or tried.useful(upper) - middle > tried.useful(candidate) - low:
+                low = middle
+            else:
+                high, upper = middle, candidate
+
 
 def _by_length(stages: Integers) -> Integers:
     """Return a table by class, end and first unit by class, first unit and number of units, from 1 on."""
@@ -455,16 +528,6 @@ def _windows(by_end: Integers, length: int) -> Integers:
 def first_least(values: Integers, ties: Integers) -> int:
     """Return the place of the least value, of equal ones that of the least tie."""
     return int(np.where(values == values.min(), ties, 4 * UNREACHABLE).argmin())
-
-
-PROBES = 6  # halvings of the range of periods, in search of a good assignment to begin with
-
-Objective = Literal["latency", "throughput", "requests"]
-MEANING: dict[Objective, str] = {
-    "latency": "latency of one request",
-    "throughput": "time between two requests of many",
-    "requests": "time until the last of {} requests is done",
-}
 
 
 def value_of(objective: Objective, value: Value, requests: int) -> int:
@@ -487,7 +550,7 @@ def optimum(costs: Costs, objective: Objective, requests: int = 1, *, in_order: 
     for nodes, search in _searches(costs, in_order):
         best = search.best(objective, requests)
         if best is not None:
-            best = search.at_most(search.steadiest(best) if is_one else best)
+            best = search.at_most(search.steadiest_of_the(best) if is_one else best)
             assignments.append(tuple(piece._replace(node=nodes[piece.node]) for piece in best.assignment))
     return min(assignments, key=rank, default=None)
 
@@ -504,106 +567,26 @@ def least(
     return value
 
 
-def _searches(costs: Costs, in_order: bool) -> Iterator[tuple[tuple[int, ...], "Search"]]:
+def _searches(costs: Costs, in_order: bool) -> Iterator[tuple[tuple[int, ...], Solver]]:
     """Yield a search for every choice of nodes, with these nodes."""
     for nodes in choices(costs, in_order=in_order):
-        yield nodes, Search(costs.only(nodes), in_order)
+        yield nodes, Solver(costs.only(nodes), in_order=in_order)
 
 
 def choices(costs: Costs, *, in_order: bool) -> Iterator[tuple[int, ...]]:
-    """Yield sets of nodes that may be used together; one set of all where none slows another down."""
-    shared = list(_machines(costs))
-    free = set(range(costs.nodes)).difference(*shared)
-    ways = [[members, *((node,) for node in _unlike(costs, members, in_order))] for members in shared]
-    for chosen in itertools.product(*ways):
-        yield tuple(sorted(free.union(*chosen)))
+    """Yield sets of nodes that may be used together: all of each machine whose nodes slow one another down, or one.
 
-
-def _machines(costs: Costs) -> Iterator[tuple[int, ...]]:
-    """Yield the nodes of every machine on which one slows another down."""
+    Of interchangeable nodes that one is the first.
+    """
+    first_alike = range(costs.nodes) if in_order else [group[0] for group in classes_of(costs)]
+    free, ways = set(range(costs.nodes)), []
     for machine in dict.fromkeys(costs.machines or ()):
         members = tuple(node for node, on in enumerate(costs.machines or ()) if on == machine)
         if len(members) > 1 and any(costs.contention[node] > 1 for node in members):
-            yield members
-
-
-def _unlike(costs: Costs, members: Sequence[int], in_order: bool) -> Iterator[int]:
-    """Yield these nodes, of interchangeable ones only the first."""
-    groups = [[node] for node in members] if in_order else classes_of(costs)
-    yield from (group[0] for group in groups if group[0] in members)
-
-
-class Search:
-    """Asks the solver for assignments under a limit on the period."""
-
-    def __init__(self, costs: Costs, in_order: bool) -> None:
-        self._solver = Solver(costs, in_order=in_order)
-
-    def best(self, objective: Objective, requests: int, below: float = math.inf) -> Found | None:
-        """Return one of the best assignments; None where none takes less than `below`."""
-        if objective == "throughput":
-            return self._solver.steadiest(below - 1)
-        fastest = self._solver.fastest(most_ps=below - 1)
-        is_one = objective == "latency" or requests == 1
-        return fastest if fastest is None or is_one else self.soonest(fastest, requests, below)
-
-    def at_most(self, known: Found) -> Found:
-        """Return the assignment of least latency whose period is at most that of a known one."""
-        known_best = self._solver.fastest(known.value.period_ps, known.value.latency_ps, ranked=True)
-        assert known_best is not None, f"no assignment is as good as {known.value}, where one was found"
-        return known_best
-
-    def steadiest(self, fastest: Found) -> Found:
-        """Return the assignment of least period among those that are as fast for one request."""
-        best, impossible = fastest, -1
-        ask = best.value.period_ps - 1  # in most cases no other is as fast, and this says so
-        while impossible < ask:
-            faster = self._solver.fastest(ask, best.value.latency_ps)
-            if faster:
-                best = faster
-            else:
-                impossible = ask
-            ask = (impossible + best.value.period_ps) // 2
-        return best
-
-    def soonest(self, fastest: Found, requests: int, below: float) -> Found | None:
-        """Return the assignment with which the last of all requests is done first; None where none is before `below`.
-
-        Goes down from the fastest one, each time to the longest period with which a latency no less than the last one
-        could still be as good as the best so far. Bounds do for that, until they lead no further down.
-        """
-        tried = _Tried([fastest], requests - 1, below)
-        least_period, is_known = self._solver.least_period(), False
-        self._probe(tried, least_period)
-        limit = min(fastest.value.period_ps - 1, tried.useful(fastest))
-        while limit >= least_period and (candidate := self._solver.relaxed(limit)):
-            tried.candidates.append(candidate)
-            if candidate.value.period_ps > limit and tried.useful(candidate) >= limit:
-                steadiest = None if is_known else self._solver.steadiest()
-                if steadiest is not None:
-                    tried.candidates.append(self.at_most(steadiest))
-                    least_period, is_known = tried.candidates[-1].value.period_ps, True
-                candidate = self._solver.fastest(limit, tried.least() - tried.last * least_period)
-                if candidate is None:
-                    break
-                tried.candidates.append(candidate)
-            limit = min(candidate.value.period_ps - 1, tried.useful(candidate))
-        best = tried.best()
-        return best if tried.done(best) < below else None
-
-    def _probe(self, tried: "_Tried", low: int) -> None:
-        """Try some periods from this one on: the better the best assignment so far, the less there is to search."""
-        upper = tried.candidates[0]
-        high = upper.value.period_ps
-        for _ in range(PROBES):
-            middle = (low + high) // 2
-            candidate = self._solver.relaxed(middle)
-            if candidate:
-                tried.candidates.append(candidate)
-            if candidate is None or tried.useful(upper) - middle > tried.useful(candidate) - low:
-                low = middle
-            else:
-                high, upper = middle, candidate
+            free.difference_update(members)
+            ways.append([members, *((node,) for node in members if node in first_alike)])
+    for chosen in itertools.product(*ways):
+        yield tuple(sorted(free.union(*chosen)))
 
 
 @dataclass

@@ -4,7 +4,6 @@ A unit is a block of a `ModuleList` or `Sequential` (so residual connections lie
 or after the blocks. A profile names the tensors that a unit is given and gives; what else crosses a cut it cannot see.
 """
 
-import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -95,6 +94,18 @@ def units_of(
     _check_names({"kv_cache_bytes": kv_cache_bytes, "extra_live_bytes": extra}, reading.layers)
     if kv_cache_bytes and not isinstance(kv_cache_bytes, Mapping) and not any(map(reading.is_block, reading.layers)):
         raise ValueError("the model has no list of blocks to have a KV cache each; give kv_cache_bytes by name of unit")
+    given = profile.layers[0].input_shapes
+    profiled, tokens = _batch_and_tokens(given)
+    batch = profiled if batch_size is None else batch_size
+    if batch_size is not None and (batch_size < 1 or not profiled):
+        raise ValueError(f"batch_size is {batch_size}, and that of the profile {profiled}: sizes cannot be told")
+    factor = batch / profiled if batch and profiled else 1.0
+    caches = kv_cache_bytes
+    if kv_cache_tokens:
+        if kv_cache_bytes:
+            raise ValueError("kv_cache_bytes and kv_cache_tokens are both given; give one")
+        blocks = [layer.path for layer in reading.layers if reading.is_block(layer)]
+        caches = _caches(blocks, profile.kv_cache_bytes, kv_cache_tokens * factor / tokens if tokens else None)
     units, cuts = [], reading.cut_bytes()
     for place, layer in enumerate(reading.layers):
         is_block, peak = reading.is_block(layer), layer.activation_peak_bytes
@@ -103,54 +114,32 @@ def units_of(
                 name=layer.path or layer.name or profile.model_name,
                 seconds=reading.seconds[place],
                 storages=reading.storages[place],
-                cut_bytes=cuts[place] + _of(extra, layer, True),
-                activation_peak_bytes=_given_bytes(layer) if peak is None else peak,
-                kv_cache_bytes=_of(kv_cache_bytes, layer, is_block),
+                cut_bytes=round((cuts[place] + _of(extra, layer, True)) * factor),
+                activation_peak_bytes=round((_given_bytes(layer) if peak is None else peak) * factor),
+                kv_cache_bytes=_of(caches, layer, is_block),
                 layers=(layer.path,),
                 is_block=is_block,
             )
         )
-    doubts = (*reading.doubts(), *([CROSSING] if extra_live_bytes is None else []))
-    is_representative = profile.coverage.status != "not representative"
-    given = profile.layers[0].input_shapes
-    profiled, tokens = _batch_and_tokens(given)
-    batch = profiled if batch_size is None else batch_size
-    if batch_size is not None and (batch_size < 1 or not profiled):
-        raise ValueError(f"batch_size is {batch_size}, and that of the profile {profiled}: sizes cannot be told")
-    factor = batch / profiled if batch and profiled else 1.0
-    if kv_cache_tokens:
-        if kv_cache_bytes:
-            raise ValueError("kv_cache_bytes and kv_cache_tokens are both given; give one")
-        per_token = factor / tokens if tokens else None
-        units = _with_caches(units, profile.kv_cache_bytes, per_token and kv_cache_tokens * per_token)
+    doubts = [*reading.doubts(), *([CROSSING] if extra_live_bytes is None else [])]
     return Chain(
-        units=tuple(units if factor == 1 else (_grown(unit, factor) for unit in units)),
+        units=tuple(units),
         input_bytes=round((_bytes(given) or 0) * factor),
-        doubts=doubts if factor == 1 else (*doubts, OTHER_BATCH.format(batch, profiled)),
-        is_representative=is_representative,
+        doubts=(*doubts, *([] if factor == 1 else [OTHER_BATCH.format(batch, profiled)])),
+        is_representative=profile.coverage.status != "not representative",
         batch_size=batch,
         is_of_its_batch=factor == 1,
     )
 
 
-def _with_caches(units: Sequence[Unit], cache_bytes: Sequence[int], times: float | None) -> list[Unit]:
-    """Return the units, each block with a layer of the profiled cache, so many times as large."""
-    blocks = [unit.name for unit in units if unit.is_block]
+def _caches(blocks: Sequence[str], cache_bytes: Sequence[int], times: float | None) -> dict[str, int]:
+    """Return for each block a layer of the profiled cache, so many times as large."""
     if times is None or not cache_bytes or len(cache_bytes) != len(blocks):
         raise ValueError(
             f"the profile holds the KV cache of {len(cache_bytes)} layers, and the model has {len(blocks)} blocks: "
             "profile a forward that gives back its cache (use_cache), or give the bytes of each block"
         )
-    of_block = {name: round(size * times) for name, size in zip(blocks, cache_bytes, strict=True)}
-    return [dataclasses.replace(unit, kv_cache_bytes=of_block.get(unit.name, 0)) for unit in units]
-
-
-def _grown(unit: Unit, factor: float) -> Unit:
-    return dataclasses.replace(
-        unit,
-        cut_bytes=round(unit.cut_bytes * factor),
-        activation_peak_bytes=round(unit.activation_peak_bytes * factor),
-    )
+    return {path: round(size * times) for path, size in zip(blocks, cache_bytes, strict=True)}
 
 
 def _batch_and_tokens(shapes: Sequence[str]) -> tuple[int | None, int | None]:
@@ -171,10 +160,9 @@ class _Reading:
                 self._inside.setdefault(layer.parent, []).append(layer)
         self._blocks = {layer.path for siblings in self._inside.values() for layer in _numbered(siblings)}
         self._opened: list[LayerProfile] = []  # taken apart into units
-        self.layers = [unit for unit in self._units(profile.layers[0]) if unit.inclusive_s]
-        self._first_in: dict[str, int] = {}
-        for opened in self._opened:
-            self._first_in[opened.path] = self._first_unit_in(opened)
+        self._first_in: dict[str, int] = {}  # of these: the place of the first unit inside
+        self.layers: list[LayerProfile] = []
+        self._take_apart(profile.layers[0])
         self.seconds = self._seconds()
         self.storages = self._storages()
 
@@ -212,14 +200,15 @@ class _Reading:
             if unit.calls > 1 and unit.parent is not None:
                 yield f"{unit.path} is called {unit.calls:g} times per run: it is placed where it is called first"
 
-    def _units(self, layer: LayerProfile) -> Iterator[LayerProfile]:
+    def _take_apart(self, layer: LayerProfile) -> None:
         inside = self._inside.get(layer.path, [])
-        if not inside or not self._is_opened(layer):
-            yield layer
-            return
-        self._opened.append(layer)
-        for child in inside:
-            yield from self._units(child)
+        if inside and self._is_opened(layer):
+            self._opened.append(layer)
+            self._first_in[layer.path] = len(self.layers)
+            for child in inside:
+                self._take_apart(child)
+        elif layer.inclusive_s:
+            self.layers.append(layer)
 
     def _is_opened(self, layer: LayerProfile) -> bool:
         only_calls = not self.is_block(layer) or layer.bytes_self == 0  # without an operator it adds no residual
@@ -229,20 +218,16 @@ class _Reading:
         inside = self._inside.get(layer.path, [])
         return any(self.is_block(child) or self._holds_blocks(child) for child in inside)
 
-    def _first_unit_in(self, opened: LayerProfile) -> int:
-        below = {layer.path for layer in self._below(opened)}
-        return next((place for place, unit in enumerate(self.layers) if unit.path in below), 0)
-
     def _below(self, layer: LayerProfile) -> Iterator[LayerProfile]:
         yield layer
         for child in self._inside.get(layer.path, []):
             yield from self._below(child)
 
     def _seconds(self) -> list[float]:
-        seconds = [_working_seconds(unit) for unit in self.layers]
-        for opened in self._opened:
-            if self.layers:
-                seconds[self._first_in[opened.path]] += _seconds(opened.self_s)
+        """Return the time of each unit with everything inside; the longer one of device and host."""
+        seconds = [max(_seconds(unit.device_inclusive_s), _seconds(unit.host_inclusive_s)) for unit in self.layers]
+        for opened in self._opened if seconds else ():
+            seconds[self._first_in[opened.path]] += _seconds(opened.self_s)
         return seconds
 
     def _storages(self) -> list[tuple[Storage, ...]]:
@@ -269,11 +254,6 @@ def _numbered(siblings: Sequence[LayerProfile]) -> Iterator[LayerProfile]:
         if match := NUMBERED.fullmatch(layer.name):
             by_list.setdefault(match[1], []).append(layer)
     yield from itertools.chain.from_iterable(members for members in by_list.values() if len(members) > 1)
-
-
-def _working_seconds(layer: LayerProfile) -> float:
-    """Return its time with everything inside; the longer one of device and host."""
-    return max(_seconds(layer.device_inclusive_s), _seconds(layer.host_inclusive_s))
 
 
 def _seconds(summary: object) -> float:

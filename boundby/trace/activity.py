@@ -9,68 +9,61 @@ from boundby.trace.intervals import HostTree, Segments, distinct
 from boundby.trace.links import Links
 from boundby.trace.table import ABSENT, ANNOTATION, HOST_CATEGORIES, LAUNCH_CATEGORIES, OPERATOR, PYTHON_FRAME, Trace
 
-KINDS = (
-    "nothing",
-    "launch",
-    "input",
-    "synchronisation",
-    "allocator",
-    "compile",
-    "tokenizing",
-    "garbage_collection",
-    "saving",
-    "loading",
-    "driver",
-    "python",
-    "call",
-    "queued",
-)
-(
-    NOTHING,
-    LAUNCH,
-    INPUT,
-    SYNCHRONISATION,
-    ALLOCATOR,
-    COMPILE,
-    TOKENIZING,
-    COLLECTING,
-    SAVING,
-    LOADING,
-    DRIVER,
-    PYTHON,
-    CALL,  # of the runtime, which is issuing work as well
-    QUEUED,  # a launching call that waits for room in the queue: the device is ahead of nothing, the host is
-) = range(len(KINDS))
+
+class Kind:
+    """What a thread of the host is at. Plain numbers: numpy compares millions of them with an enumeration slowly."""
+
+    NOTHING = 0
+    LAUNCH = 1
+    INPUT = 2
+    SYNCHRONISATION = 3
+    ALLOCATOR = 4
+    COMPILE = 5
+    TOKENIZING = 6
+    GARBAGE_COLLECTION = 7
+    SAVING = 8
+    LOADING = 9
+    DRIVER = 10
+    PYTHON = 11
+    CALL = 12  # of the runtime, which is issuing work as well
+    QUEUED = 13  # a launching call that waits for room in the queue: the device is ahead of nothing, the host is
+
+
+KINDS = tuple(name.lower() for name in vars(Kind) if not name.startswith("_"))
 # The innermost event that says what the thread does; everything else on the thread is issuing work or Python.
 PATTERNS = {
-    INPUT: re.compile(r"DataLoader\b.*__next__|dataloader\.py\(\d+\): __next__|dataloader_next|get_batch_samples"),
-    SYNCHRONISATION: re.compile(
+    Kind.INPUT: re.compile(r"DataLoader\b.*__next__|dataloader\.py\(\d+\): __next__|dataloader_next|get_batch_samples"),
+    Kind.SYNCHRONISATION: re.compile(
         r"^((cuda|cu|hip)\w*Synchronize(_ptsz)?|(cuda|hip)Memcpy(2D|3D)?|cuMemcpy(HtoD|DtoH|DtoD)?(_v2)?"
         r"|zeEventHostSynchronize|aten::item|aten::_local_scalar_dense|aten::is_nonzero)$"
     ),
-    ALLOCATOR: re.compile(r"^((cuda|hip)(Malloc|Free|Host|Mem)(?!cpy|set)\w*|cuMem(?!cpy|set)\w+)$"),
-    COMPILE: re.compile(
+    Kind.ALLOCATOR: re.compile(r"^((cuda|hip)(Malloc|Free|Host|Mem)(?!cpy|set)\w*|cuMem(?!cpy|set)\w+)$"),
+    Kind.COMPILE: re.compile(
         r"\(dynamo_timed\)|^_compile\.|\b(compile_fx|async_compile|convert_frame)\b|triton/compiler/"
         r"|^(cuda|cu|hip|nvrtc|hiprtc)\w*(LinkCreate|LinkComplete|CompileProgram)"
     ),
-    LOADING: re.compile(
+    Kind.LOADING: re.compile(
         r"^(cuda|cu|hip)\w*(ModuleLoad|ModuleGetLoadingMode|LibraryLoad|InitDevice)"
         r"|^(cuInit|hipInit|cuDevicePrimaryCtxRetain|(cu|hip)CtxCreate)"
     ),
 }
 # Functions of Python, in traces with stacks.
 OF_FRAMES = {
-    COLLECTING: re.compile(r"built-in (method|function) collect\b"),
-    SAVING: re.compile(r"torch/serialization\.py\(\d+\): _?save|safetensors/\w+\.py\(\d+\): save|: save_pretrained$"),
-    TOKENIZING: re.compile(r"tokenization_\w+\.py\(\d+\): |built-in method encode(_batch\w*)? of tokenizers"),
+    Kind.GARBAGE_COLLECTION: re.compile(r"built-in (method|function) collect\b"),
+    Kind.SAVING: re.compile(
+        r"torch/serialization\.py\(\d+\): _?save|safetensors/\w+\.py\(\d+\): save|: save_pretrained$"
+    ),
+    Kind.TOKENIZING: re.compile(r"tokenization_\w+\.py\(\d+\): |built-in method encode(_batch\w*)? of tokenizers"),
 }
 # Names that people give to ranges of their own, in lower case; what a word begins and ends with is no letter.
 WORDS = {
-    INPUT: r"data(load(er|ing)?|set)?(?!_?parallel)|(load|fetch|next|get|prepare|make)_?batch(es)?|collat(e|ing)|fetch",
-    TOKENIZING: r"tokeni[sz](e|er|ing|ation)?",
-    SAVING: r"sav(e|ing)|checkpoint(s|ing)?",
-    COLLECTING: r"gc|garbage",
-    COMPILE: r"compil(e|ing|ation)",
+    Kind.INPUT: (
+        r"data(load(er|ing)?|set)?(?!_?parallel)|(load|fetch|next|get|prepare|make)_?batch(es)?|collat(e|ing)|fetch"
+    ),
+    Kind.TOKENIZING: r"tokeni[sz](e|er|ing|ation)?",
+    Kind.SAVING: r"sav(e|ing)|checkpoint(s|ing)?",
+    Kind.GARBAGE_COLLECTION: r"gc|garbage",
+    Kind.COMPILE: r"compil(e|ing|ation)",
 }
 OF_RANGES = {kind: re.compile(f"(?<![a-z])({words})(?![a-z])") for kind, words in WORDS.items()}
 # A copy to memory that is not pinned, and HIP's copy that synchronises: the call ends when the copy has.
@@ -118,7 +111,7 @@ class Activity(msgspec.Struct, frozen=True):
 
 def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
     """Return the activity of the threads of the host."""
-    of_event, on_host = np.full(len(trace.name), LAUNCH, dtype=np.int8), trace.in_categories(HOST_CATEGORIES)
+    of_event, on_host = np.full(len(trace.name), Kind.LAUNCH, dtype=np.int8), trace.in_categories(HOST_CATEGORIES)
     is_range, is_frame = trace.in_categories([ANNOTATION]), trace.in_categories([PYTHON_FRAME])
     for kind, pattern in OF_RANGES.items():
         of_event[trace.named(pattern, is_range, lower=True)] = kind
@@ -127,18 +120,19 @@ def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
     for kind, pattern in PATTERNS.items():
         of_event[trace.named(pattern, on_host)] = kind
     is_blocking = _blocking_copies(trace, linked)
-    of_event[is_blocking] = SYNCHRONISATION
+    of_event[is_blocking] = Kind.SYNCHRONISATION
     _find_start(trace, linked, of_event)
     every = np.arange(len(of_event))
     late_ns, told_by = _long_calls(trace, linked, of_event)
-    teller = tree.nearest(every, of_event != LAUNCH)
+    teller = tree.nearest(every, of_event != Kind.LAUNCH)
     has_name = teller != ABSENT
-    unnamed = np.where(trace.in_categories(LAUNCH_CATEGORIES), CALL, LAUNCH)
-    kind_of = np.append(np.where(has_name, of_event[teller], unnamed), NOTHING).astype(np.int8)  # the last is ABSENT's
+    unnamed = np.where(trace.in_categories(LAUNCH_CATEGORIES), Kind.CALL, Kind.LAUNCH)
+    # The last is that of ABSENT.
+    kind_of = np.append(np.where(has_name, of_event[teller], unnamed), Kind.NOTHING).astype(np.int8)
     segments, main = tree.segments, _main_thread(trace, tree)
     leads, kind = _leading(trace, linked, main), kind_of[segments.row]
     is_step = trace.is_step_mark
-    is_python = np.append((is_range | is_frame | is_step) & (kind_of[:-1] == LAUNCH) & leads[trace.thread], False)
+    is_python = np.append((is_range | is_frame | is_step) & (kind_of[:-1] == Kind.LAUNCH) & leads[trace.thread], False)
     is_leaf = np.append(is_range & ~is_step, False)
     is_leaf[tree.parent] = False
     short_ns, long_ns = _find_own_code(
@@ -202,14 +196,14 @@ def _leading(trace: Trace, linked: Links, main: int | None) -> np.ndarray:
 def _find_start(trace: Trace, linked: Links, of_event: np.ndarray) -> None:
     """Tell calls that start the device, which may bear any name, from those of the allocator."""
     first = int(linked.start_ns[0]) if len(linked.rows) else 0
-    is_start = (of_event == ALLOCATOR) & (trace.duration_ns >= START_NS) & (trace.start_ns < first)
-    of_event[is_start] = LOADING
+    is_start = (of_event == Kind.ALLOCATOR) & (trace.duration_ns >= START_NS) & (trace.start_ns < first)
+    of_event[is_start] = Kind.LOADING
 
 
 def _long_calls(trace: Trace, linked: Links, of_event: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return how much later than usual each event launched, and which event tells why; `of_event` is told the kind."""
     late_ns, told_by = np.zeros(len(of_event), dtype=np.int64), np.arange(len(of_event))
-    launching = linked.calls[of_event[linked.calls] == LAUNCH]
+    launching = linked.calls[of_event[linked.calls] == Kind.LAUNCH]
     launching = launching[trace.named(KERNEL, trace.in_categories(LAUNCH_CATEGORIES))[launching]]
     names, length = trace.name[launching], np.maximum(trace.duration_ns[launching], 0)
     slow = np.zeros(len(launching), dtype=bool)
@@ -223,10 +217,10 @@ def _long_calls(trace: Trace, linked: Links, of_event: np.ndarray) -> tuple[np.n
         late_ns[launching[same]] = np.where(slow[same], beyond, 0)
     calls = launching[slow]
     if len(calls):
-        of_event[calls] = DRIVER
+        of_event[calls] = Kind.DRIVER
         _find_first_uses(trace, linked, calls, of_event, told_by)
         _find_holders(trace, calls, of_event, told_by)
-        of_event[calls[_has_deep_queue(trace, linked, calls)]] = QUEUED
+        of_event[calls[_has_deep_queue(trace, linked, calls)]] = Kind.QUEUED
     return late_ns, told_by
 
 
@@ -240,13 +234,13 @@ def _find_first_uses(trace: Trace, linked: Links, calls: np.ndarray, of_event: n
     np.minimum.at(first_ns, trace.name[linked.rows[launched]], trace.start_ns[linked.launch[launched]])
     call = linked.launch[of_slow]
     is_first = first_ns[trace.name[linked.rows[of_slow]]] == trace.start_ns[call]
-    of_event[call[is_first]] = LOADING
+    of_event[call[is_first]] = Kind.LOADING
     told_by[call[is_first]] = linked.rows[of_slow[is_first]]
 
 
 def _find_holders(trace: Trace, calls: np.ndarray, of_event: np.ndarray, told_by: np.ndarray) -> None:
     """Tell the calls during most of which another thread was in a call that keeps the driver to itself."""
-    holders = np.flatnonzero(np.isin(of_event, (ALLOCATOR, LOADING)) & trace.in_categories(LAUNCH_CATEGORIES))
+    holders = np.flatnonzero(np.isin(of_event, (Kind.ALLOCATOR, Kind.LOADING)) & trace.in_categories(LAUNCH_CATEGORIES))
     if not len(holders):
         return
     holders = holders[np.argsort(trace.start_ns[holders], kind="stable")]
@@ -257,7 +251,7 @@ def _find_holders(trace: Trace, calls: np.ndarray, of_event: np.ndarray, told_by
         began, ended = trace.start_ns[holder], trace.start_ns[holder] + trace.duration_ns[holder]
         shared = np.minimum(end, ended) - np.maximum(start, began)
         held = (place >= 0) & (trace.thread[holder] != trace.thread[calls]) & (2 * shared > end - start)
-        of_event[calls[held]], told_by[calls[held]] = DRIVER, holder[held]
+        of_event[calls[held]], told_by[calls[held]] = Kind.DRIVER, holder[held]
 
 
 def _has_deep_queue(trace: Trace, linked: Links, calls: np.ndarray) -> np.ndarray:
@@ -300,9 +294,9 @@ def _find_own_code(  # noqa: PLR0913  (masks of all events)
     length = np.repeat(lasts, edges[1::2] - begin)
     chosen = np.flatnonzero(python)
     is_own = (length >= OWN_CODE_NS) | is_leaf[row[chosen]]
-    kind[chosen] = np.where(is_own, PYTHON, LAUNCH)
+    kind[chosen] = np.where(is_own, Kind.PYTHON, Kind.LAUNCH)
     if not has_device:
-        kind[chosen[(length >= UNRECORDED_NS) & is_unnamed[row[chosen]]]] = NOTHING
+        kind[chosen[(length >= UNRECORDED_NS) & is_unnamed[row[chosen]]]] = Kind.NOTHING
     short = chosen[~is_own]
     short_ns = int((segments.start_ns[np.minimum(short + 1, count - 1)] - segments.start_ns[short]).sum())
     return short_ns, OWN_CODE_NS * int((lasts >= OWN_CODE_NS).sum())

@@ -126,9 +126,6 @@ class Header(msgspec.Struct):
 
     distributed: dict[str, Any] | None = msgspec.field(default=None, name="distributedInfo")
     devices: list[dict[str, Any]] | None = msgspec.field(default=None, name="deviceProperties")
-    record_shapes: int | None = None
-    profile_memory: int | None = None
-    with_stack: int | None = None
 
 
 Event = Complete | Begin | End | Instant

@@ -14,6 +14,7 @@ import numpy as np
 
 from boundby.trace.analysis import HOST_KIND, Analysis
 from boundby.trace.judgement import LEAST_STEPS
+from boundby.trace.operator_table import by_name
 from boundby.trace.operators import Caller, Grouping, OpStat
 
 OTHER_SHAPES = 0.2  # of the time of operators that both traces hold, in calls whose shapes only one of them holds
@@ -34,7 +35,7 @@ class Unlike(msgspec.Struct, frozen=True):
     text: str
 
 
-class Contributor(msgspec.Struct, frozen=True):
+class MostChanged(msgspec.Struct, frozen=True):
     """The operator, kernel or event of the host that most of a part of the change is of."""
 
     name: str
@@ -48,7 +49,7 @@ class Part(msgspec.Struct, frozen=True):
 
     name: str
     change_ns: float
-    contributor: Contributor | None
+    contributor: MostChanged | None
 
 
 class StepSpread(msgspec.Struct, frozen=True):
@@ -314,7 +315,7 @@ class _Contributions:
         self._operators = {change.name: change for change in operators}
         self._called_by = called_by
 
-    def largest(self, part: TimeChange) -> Contributor | None:
+    def largest(self, part: TimeChange) -> MostChanged | None:
         """Return the one that changed most in the direction of the part; None where nothing is known by name."""
         spent = [self._spent(side, part.name, factor) for side, factor in zip(self._sides, self._scale, strict=True)]
         changes = {name: spent[1].get(name, 0.0) - spent[0].get(name, 0.0) for name in {**spent[0], **spent[1]}}
@@ -324,7 +325,7 @@ class _Contributions:
             return None
         operator = self._operators.get(name)
         calls = None if operator is None else operator.difference("calls")
-        return Contributor(name, changes[name], calls, self._caller(name))
+        return MostChanged(name, changes[name], calls, self._caller(name))
 
     def _spent(self, side: Analysis, what: str, factor: float) -> dict[str, float]:
         if what == HOST_KIND:
@@ -372,19 +373,17 @@ def _step_spread(side: Analysis) -> StepSpread | None:
     return StepSpread(len(durations), middle, q1, q3)
 
 
-def _operators(stats: Iterable[OpStat], group_by: str, factor: float) -> dict[Key, Amount]:
+def _operators(stats: Sequence[OpStat], group_by: str, factor: float) -> dict[Key, Amount]:
     """Return the amounts by name and what else the operators are grouped by, or by name alone."""
-    amounts: dict[Key, Amount] = {}
-    for operator in stats:
-        own = Amount(
+    return {
+        (operator.name, _detail(operator, group_by)): Amount(
             calls=operator.calls * factor,
             device_self_ns=_scaled(operator.device_self_ns, factor),
             device_total_ns=_scaled(operator.device_total_ns, factor),
             cpu_self_ns=operator.cpu_self_ns * factor,
         )
-        key = operator.name, _detail(operator, group_by)
-        amounts[key] = _sum(amounts[key], own) if key in amounts else own
-    return amounts
+        for operator in (by_name(stats) if group_by == "name" else stats)
+    }
 
 
 def _kernels(side: Analysis, factor: float) -> dict[Key, Amount]:
@@ -399,19 +398,6 @@ def _kernels(side: Analysis, factor: float) -> dict[Key, Amount]:
         if calls:
             amounts[kernel.name, kernel.kind] = Amount(calls * factor, spent * factor, spent * factor, None)
     return amounts
-
-
-def _sum(one: Amount, other: Amount) -> Amount:
-    return Amount(
-        calls=one.calls + other.calls,
-        device_self_ns=_plus(one.device_self_ns, other.device_self_ns),
-        device_total_ns=_plus(one.device_total_ns, other.device_total_ns),
-        cpu_self_ns=_plus(one.cpu_self_ns, other.cpu_self_ns),
-    )
-
-
-def _plus(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
 
 
 def _paired(

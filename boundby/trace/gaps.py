@@ -14,7 +14,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from boundby.trace.activity import ALLOCATOR, CALL, GRAPH, KINDS, LAUNCH, NOTHING, SYNCHRONISATION, Activity
+from boundby.trace.activity import GRAPH, KINDS, Activity, Kind
 from boundby.trace.intervals import Intervals, Segments, sums
 from boundby.trace.table import ABSENT, LAUNCH_CATEGORIES, PROFILER_STEP, Trace
 
@@ -36,12 +36,8 @@ CAUSES = (
     "graph_pause",
 )
 LATENCY, STREAM_WAIT, UNTRACED, PAUSE = map(CAUSES.index, ("launch_latency", "stream_wait", "untraced", "graph_pause"))
-OTHER_NAMES = {
-    "nothing": "untraced",
-    "call": "launch",
-    "queued": "launch",
-}  # of kinds of activity; of all others the name is the cause
-CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_NAMES.get(kind, kind)) for kind in KINDS])
+OTHER_CAUSES = {"nothing": "untraced", "call": "launch", "queued": "launch"}  # of all others it is the name
+CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_CAUSES.get(kind, kind)) for kind in KINDS])
 
 
 class Pieces(msgspec.Struct, frozen=True):
@@ -110,7 +106,7 @@ def host_pieces(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, th
     order = np.argsort(moments, kind="stable")
     moments, stretch = moments[order], stretch[order]
     change = segments.at(thread[stretch], moments)
-    idle = np.flatnonzero(activity.kind[change] == NOTHING)
+    idle = np.flatnonzero(activity.kind[change] == Kind.NOTHING)
     change[idle] = segments.at(main, moments[idle])
     ends = np.minimum(np.append(moments[1:], end_ns[-1:]), end_ns[stretch])
     return HostPieces(moments, ends, activity.kind[change], activity.row[change], stretch)
@@ -127,13 +123,13 @@ def late_host(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, thre
     pieces = host_pieces(activity, start_ns, end_ns[late], thread)
     cause = CAUSE_OF_KIND[pieces.kind]
     first = np.searchsorted(pieces.stretch, np.arange(len(late)))  # a piece may be empty, none is missing
-    refills = np.flatnonzero((pieces.kind[first] == SYNCHRONISATION) | (pieces.kind[first] == ALLOCATOR))
+    refills = np.flatnonzero(np.isin(pieces.kind[first], (Kind.SYNCHRONISATION, Kind.ALLOCATOR)))
     if not len(refills):
         return Pieces(pieces.start_ns, pieces.end_ns, cause, pieces.row)
     waited_ns = np.zeros(len(late), dtype=np.int64)
     waited_ns[refills] = start_ns[refills] - _began_waiting(activity, thread[refills], start_ns[refills])
     lasts = pieces.end_ns - pieces.start_ns
-    issues = np.flatnonzero(((pieces.kind == LAUNCH) | (pieces.kind == CALL)) & (waited_ns[pieces.stretch] > 0))
+    issues = np.flatnonzero(np.isin(pieces.kind, (Kind.LAUNCH, Kind.CALL)) & (waited_ns[pieces.stretch] > 0))
     stretch = pieces.stretch[issues]
     until = np.cumsum(lasts[issues])
     opens = np.append(True, stretch[1:] != stretch[:-1])[: len(stretch)]
@@ -155,7 +151,7 @@ def _began_waiting(activity: Activity, thread: np.ndarray, moments: np.ndarray) 
     """Return when the wait began in which a thread, or else the main one, is at each moment."""
     kinds, main = activity.by_kind(), ABSENT if activity.main_thread is None else activity.main_thread
     change = kinds.segments.at(thread, moments)
-    idle = np.flatnonzero(kinds.kind[change] == NOTHING)
+    idle = np.flatnonzero(kinds.kind[change] == Kind.NOTHING)
     change[idle] = kinds.segments.at(main, moments[idle])
     began: np.ndarray = kinds.segments.start_ns[change]
     return began

@@ -6,25 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from boundby.formatting import percent
 from boundby.trace.analysis import HOST_KIND, Analysis, Breakdown
 from boundby.trace.kernels import least_wait_ns
+from boundby.trace.removal import HOST_CAUSES
 from boundby.verdict import Bound, Confidence, Doubt, Fix, Gain, Verdict, fix_of_cause, inconclusive
 
 # What each nanosecond of the window counts for. Every cause in which a device waits for the host's own doings is
 # `launch`; the gains tell them apart. Waits between streams and untraced time explain nothing.
+LATE_HOST: Bound = "launch"
 BOUND_OF: dict[str, Bound] = {
-    "input": "input",
-    "synchronisation": "launch",
-    "launch": "launch",
-    "allocator": "launch",
-    "compile": "launch",
+    **dict.fromkeys(HOST_CAUSES, LATE_HOST),
     "launch_latency": "launch",
-    "python": "launch",
+    "input": "input",
     "tokenizing": "input",
-    "garbage_collection": "launch",
-    "saving": "launch",
-    "loading": "launch",
-    "driver": "launch",
     "graph_pause": "under_utilised",
     "communication": "communication",
     "memcpy": "transfer",
@@ -112,11 +107,11 @@ def _unexplained(analysis: Analysis, device: Breakdown, share: float) -> str:
     if device.device is None or empty is None or device.idle_ns / device.window_ns - empty < MOSTLY * share:
         where = "outside of everything recorded" if device.device is None else "untraced or a wait between streams"
         way_out = "record Python stacks, or mark what the program does there (torch.profiler.record_function)"
-        return f"{_percent(share)} of the window is {where}; {way_out}"
+        return f"{percent(share, 1)} of the window is {where}; {way_out}"
     return (
-        f"{_percent(share)} of the window passed with work waiting for the device and nothing of it recorded: kernels "
-        "that were missed (older profilers do, in CUDA graphs), another process there, or waits between streams; "
-        "record with a newer PyTorch, alone on the device, with enable_cuda_sync_events"
+        f"{percent(share, 1)} of the window passed with work waiting for the device and nothing of it recorded: "
+        "kernels that were missed (older profilers do, in CUDA graphs), another process there, or waits between "
+        "streams; record with a newer PyTorch, alone on the device, with enable_cuda_sync_events"
     )
 
 
@@ -167,9 +162,9 @@ def _kind_of_work(analysis: Analysis, device: Breakdown) -> tuple[Bound, tuple[B
     whole = sum(nanoseconds for _, nanoseconds in spent)
     arithmetic = sum(nanoseconds for is_arithmetic, nanoseconds in spent if is_arithmetic)
     share = arithmetic / whole if whole else 0.0
-    said = f"by name, {_percent(share)} of the {what} is in matrix products, convolutions and attention"
+    said = f"by name, {percent(share, 1)} of the {what} is in matrix products, convolutions and attention"
     if device.device is not None and optimizer > device.window_ns / 2:
-        return "optimizer", ("memory",), f"{said}; {_percent(optimizer / device.window_ns)} of it in optimizer steps"
+        return "optimizer", ("memory",), f"{said}; {percent(optimizer / device.window_ns, 1)} of it in optimizer steps"
     if share >= CLEAR:
         return "compute", ("memory",), said
     return ("memory", ("compute",), said) if share <= 1 - CLEAR else ("mixed", ("compute", "memory"), said)
@@ -217,13 +212,15 @@ def _only_fills_the_queue(device: Breakdown) -> bool:
 def _evidence(device: Breakdown) -> Iterator[str]:
     window = device.window_ns
     who = "the host is in operators" if device.device is None else f"device {device.device} is at work"
-    yield f"{who} for {_percent(device.busy_ns / window)} of {window / 1e6:,.1f} ms"
+    yield f"{who} for {percent(device.busy_ns / window, 1)} of {window / 1e6:,.1f} ms"
     kinds = {name: spent for name, spent in device.exposed_ns.items() if spent >= TOLD * window and name != HOST_KIND}
     if kinds:
-        parts = (f"{SAID.get(name, name)} {_percent(spent / window)}" for name, spent in kinds.items())
+        parts = (f"{SAID.get(name, name)} {percent(spent / window, 1)}" for name, spent in kinds.items())
         yield f"of the window: {', '.join(parts)} (what overlaps is counted for the first)"
     causes = sorted(((spent, name) for name, spent in device.causes_ns.items() if spent), reverse=True)
-    told = [f"{name.replace('_', ' ')} {_percent(spent / window)}" for spent, name in causes if spent >= TOLD * window]
+    told = [
+        f"{name.replace('_', ' ')} {percent(spent / window, 1)}" for spent, name in causes if spent >= TOLD * window
+    ]
     if told:
         yield f"idle: {', '.join(told)}"
 
@@ -257,9 +254,8 @@ def _most(analysis: Analysis, what: str, waiting: Waiting | None) -> str:
         known = analysis.collectives
         waits = least_wait_ns(known) if known else None
         if known and waits and waits >= MOSTLY * known.total_ns:
-            return (
-                f"; at least {_percent(waits / known.total_ns)} of it is waiting for other ranks: compare their traces"
-            )
+            share = percent(waits / known.total_ns, 1)
+            return f"; at least {share} of it is waiting for other ranks: compare their traces"
         if analysis.world_size is not None and analysis.world_size > 1:
             return "; how much of it is waiting for a slow rank, the traces of all ranks together tell"
     most = device.contributors.get(what)
@@ -274,7 +270,3 @@ def _most(analysis: Analysis, what: str, waiting: Waiting | None) -> str:
 
 def _confidence(bound: Bound, doubts: list[Doubt]) -> Confidence:
     return "low" if doubts or bound in ("mixed", "inconclusive") else "medium"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

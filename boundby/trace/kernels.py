@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from boundby.trace.intervals import distinct
-from boundby.trace.links import KINDS, Links, kinds_of_work, links
+from boundby.trace.links import KINDS, Links
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.window import Window, window
+from boundby.trace.window import Window
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -191,13 +191,8 @@ class KernelLaunch(msgspec.Struct, frozen=True):
     skip: int  # launches of functions of this name before it: in that step, or without one in the trace
 
 
-def slowest_launch(
-    trace: Trace, linked: Links | None = None, seen: Window | None = None, kinds: np.ndarray | None = None
-) -> KernelLaunch | None:
-    """Return which launch to look into; None where no kernel computes for any time."""
-    linked = linked or links(trace)
-    seen = seen or window(trace, linked)
-    kinds = kinds_of_work(trace) if kinds is None else kinds
+def slowest_launch(trace: Trace, linked: Links, seen: Window, kinds: np.ndarray) -> KernelLaunch | None:
+    """Return which launch to look into; None where no kernel computes for any time. `kinds` are those of all events."""
     kernels = np.flatnonzero(kinds[linked.rows] == KINDS.index("compute"))
     names, spent_ns = trace.name[linked.rows[kernels]], (linked.end_ns - linked.start_ns)[kernels]
     if not spent_ns.any():

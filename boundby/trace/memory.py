@@ -288,9 +288,10 @@ def memory_page(uses: Sequence[MemoryUse], title: str) -> str:
 def _device(use: MemoryUse) -> Iterator[str]:
     name = "Host" if use.device is None else f"Device {use.device}"
     first, last = use.timeline.times_ns[0], use.timeline.times_ns[-1]
-    yield f"<h2>{name}: at most {_size(use.peak_bytes)}, {number((use.peak_ns - first) / 1e6)} ms after the start</h2>"
-    yield f"<p>{use.allocations:,} allocations of {_size(use.allocated_bytes)}, {use.frees:,} frees of "
-    yield f"{_size(use.freed_bytes)}. {_counted(use)}</p>"
+    after = number((use.peak_ns - first) / 1e6)
+    yield f"<h2>{name}: at most {memory_size(use.peak_bytes)}, {after} ms after the start</h2>"
+    yield f"<p>{use.allocations:,} allocations of {memory_size(use.allocated_bytes)}, {use.frees:,} frees of "
+    yield f"{memory_size(use.freed_bytes)}. {_counted(use)}</p>"
     yield _curve(use)
     yield f"<p>From the first change to the last one: {number((last - first) / 1e6)} ms. {_legend(use)}</p>"
     if use.by_stage:
@@ -298,21 +299,21 @@ def _device(use: MemoryUse) -> Iterator[str]:
         for stage, size in use.by_stage:
             told = f"{stage}: {KINDS[stage]}" if stage in KINDS else stage or "in no stage"
             what = clean(told, LONGEST_NAME).translate(ESCAPED)
-            yield f'<tr><td class="number">{_size(size)}</td><td>{what}</td></tr>'
+            yield f'<tr><td class="number">{memory_size(size)}</td><td>{what}</td></tr>'
         if use.earlier_bytes:
             what = "from before the trace: parameters, the state of the optimizer, and what else was there"
-            yield f'<tr><td class="number">{_size(use.earlier_bytes)}</td><td>{what}</td></tr>'
+            yield f'<tr><td class="number">{memory_size(use.earlier_bytes)}</td><td>{what}</td></tr>'
         yield "</table>"
     yield "<h3>Whose it is at the peak</h3>"
     yield "<table><tr><th>bytes</th><th>allocations</th><th>operator</th><th>in</th></tr>"
     for owner in use.owners:
         cells = (owner.operator or "outside of operators", owner.inside or NOTHING)
-        numbers = f'<td class="number">{_size(owner.bytes)}</td><td class="number">{owner.allocations:,}</td>'
+        numbers = f'<td class="number">{memory_size(owner.bytes)}</td><td class="number">{owner.allocations:,}</td>'
         names = "".join(f"<td>{clean(cell, LONGEST_NAME).translate(ESCAPED)}</td>" for cell in cells)
         yield f"<tr>{numbers}{names}</tr>"
     for size, what in ((use.others_bytes, "others of the trace"), (use.earlier_bytes or 0, "from before the trace")):
         if size:
-            yield f'<tr><td class="number">{_size(size)}</td><td></td><td colspan="2">{what}</td></tr>'
+            yield f'<tr><td class="number">{memory_size(size)}</td><td></td><td colspan="2">{what}</td></tr>'
     yield "</table>"
 
 
@@ -347,8 +348,9 @@ def _curve(use: MemoryUse) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="memory over time">{paths}</svg>'
 
 
-def _size(size: int) -> str:
+def memory_size(in_bytes: int) -> str:
+    """Return a size with four digits, in the largest unit of powers of 1,000 that is no larger."""
     for unit, name in BYTES:
-        if abs(size) >= unit:
-            return f"{number(size / unit)} {name}"
-    return f"{size:,} bytes"
+        if abs(in_bytes) >= unit:
+            return f"{number(in_bytes / unit)} {name}"
+    return f"{in_bytes:,} bytes"

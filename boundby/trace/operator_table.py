@@ -10,25 +10,16 @@ from boundby.trace.operators import OpStat, frame_name
 
 Row = Mapping[str, Any]
 
-OPERATOR_COLUMNS = (
-    "name",
-    "input_shapes",
-    "calls",
-    "cpu_total_ms",
-    "cpu_self_ms",
-    "cpu_self_pct",
-    "device_total_ms",
-    "device_pct",
-    "device_self_ms",
-    "flops",
-    "flops_per_sec",
-    "share_of_ceiling_pct",
-)
-ADDED_UP = ("cpu_total_ms", "cpu_self_ms", "cpu_self_pct", "device_total_ms", "device_pct", "device_self_ms", "flops")
-ADDED_UP_OF_STATS = (
-    "calls", "cpu_total_ns", "cpu_self_ns", "cpu_self_share",
-    "device_total_ns", "device_share", "device_self_ns", "flops",
-)  # fmt: skip
+ADDED_UP = {  # of operators with several shapes: the column, and the field of their records
+    "cpu_total_ms": "cpu_total_ns",
+    "cpu_self_ms": "cpu_self_ns",
+    "cpu_self_pct": "cpu_self_share",
+    "device_total_ms": "device_total_ns",
+    "device_pct": "device_share",
+    "device_self_ms": "device_self_ns",
+    "flops": "flops",
+}
+OPERATOR_COLUMNS = ("name", "input_shapes", "calls", *ADDED_UP, "flops_per_sec", "share_of_ceiling_pct")
 LONGEST_OPERATOR = 36  # characters; with all other columns the table is then at most 120 wide
 LONGEST_DETAIL = 110
 COLUMNS = {  # of the rows of `table_rows`: column, factor, header
@@ -48,23 +39,26 @@ def operator_rows(stats: Sequence[OpStat], peak_flops_per_s: float | None = None
 
     `peak_flops_per_s` is the measured ceiling that the share of an operator's FLOP/s is taken of.
     """
-    return [
-        {
-            "name": stat.name,
-            "input_shapes": stat.input_shapes,
-            "calls": stat.calls,
-            "cpu_total_ms": stat.cpu_total_ns / 1e6,
-            "cpu_self_ms": stat.cpu_self_ns / 1e6,
-            "cpu_self_pct": _percent(stat.cpu_self_share),
-            "device_total_ms": _milliseconds(stat.device_total_ns),
-            "device_pct": _percent(stat.device_share),
-            "device_self_ms": _milliseconds(stat.device_self_ns),
-            "flops": stat.flops,
-            "flops_per_sec": stat.flops_per_s,
-            "share_of_ceiling_pct": _percent(_over(stat.flops_per_s, peak_flops_per_s)),
-        }
-        for stat in stats
-    ]
+    rows = []
+    for stat in stats:
+        rate = stat.flops_per_s
+        rows.append(
+            {
+                "name": stat.name,
+                "input_shapes": stat.input_shapes,
+                "calls": stat.calls,
+                **{column: _in_unit(column, getattr(stat, field)) for column, field in ADDED_UP.items()},
+                "flops_per_sec": rate,
+                "share_of_ceiling_pct": 100 * (rate / peak_flops_per_s) if rate and peak_flops_per_s else None,
+            }
+        )
+    return rows
+
+
+def _in_unit(column: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    return value / 1e6 if column.endswith("_ms") else 100 * value if column.endswith("_pct") else value
 
 
 def rows_by_name(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -144,18 +138,6 @@ def _cell(row: Row, name: str) -> str:
 
 
 def _whole(group: Sequence[OpStat]) -> OpStat:
-    columns = {name: [getattr(stat, name) for stat in group] for name in ADDED_UP_OF_STATS}
+    columns = {name: [getattr(stat, name) for stat in group] for name in ("calls", *ADDED_UP.values())}
     added: dict[str, Any] = {name: None if None in values else sum(values) for name, values in columns.items()}
     return msgspec.structs.replace(group[0], input_shapes=None, **added)
-
-
-def _over(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def _milliseconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e6

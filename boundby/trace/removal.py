@@ -17,25 +17,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from boundby.trace.activity import (
-    ALLOCATOR,
-    CALL,
-    COLLECTING,
-    COMPILE,
-    DRIVER,
-    INPUT,
-    KINDS,
-    LAUNCH,
-    LOADING,
-    NOTHING,
-    PYTHON,
-    QUEUED,
-    SAVING,
-    SHORT_WAIT_NS,
-    SYNCHRONISATION,
-    TOKENIZING,
-    Activity,
-)
+from boundby.trace.activity import SHORT_WAIT_NS, Activity, Kind
 from boundby.trace.gaps import (
     CAUSE_OF_KIND,
     CAUSES,
@@ -47,13 +29,13 @@ from boundby.trace.gaps import (
     host_pieces,
 )
 from boundby.trace.intervals import Intervals, distinct, sums, union
-from boundby.trace.links import KINDS as KINDS_OF_WORK
+from boundby.trace.links import KINDS
 from boundby.trace.table import ABSENT, Trace
 from boundby.trace.window import Window
 
 NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
-OF_HOST = np.array([kind not in (NOTHING, QUEUED) for kind in range(len(KINDS))])
-OF_RANGES = (INPUT, TOKENIZING, COLLECTING, SAVING, COMPILE, PYTHON)
+OF_HOST = np.array([kind not in (Kind.NOTHING, Kind.QUEUED) for kind in range(len(CAUSE_OF_KIND))])
+OF_RANGES = (Kind.INPUT, Kind.TOKENIZING, Kind.GARBAGE_COLLECTION, Kind.SAVING, Kind.COMPILE, Kind.PYTHON)
 RANGE_NS = 5_000  # that record_function takes itself
 HOST_CAUSES = frozenset(CAUSES[cause] for cause in CAUSE_OF_KIND[OF_HOST].tolist())
 
@@ -136,7 +118,8 @@ class Playback:
         lasts = pieces.start_ns < pieces.end_ns
         start, end, kind = pieces.start_ns[lasts], pieces.end_ns[lasts], pieces.kind[lasts]
         launch = np.searchsorted(start, launched)
-        blocks = np.flatnonzero(np.isin(kind, (SYNCHRONISATION, QUEUED, ALLOCATOR)) & (np.append(kind[1:], -1) != kind))
+        may_wait = np.isin(kind, (Kind.SYNCHRONISATION, Kind.QUEUED, Kind.ALLOCATOR))
+        blocks = np.flatnonzero(may_wait & (np.append(kind[1:], -1) != kind))
         # What was launched before the end of a wait is what it may have waited for.
         latest = np.append(NEVER, np.maximum.accumulate(end_ns))[np.searchsorted(launched, end[blocks])]
         done = self._last_busy(end[blocks])
@@ -144,8 +127,8 @@ class Playback:
         until = np.maximum(np.minimum(until, end[blocks]), self._window.start_ns)
         # Work that was launched in time and still runs is not what it waited for: only a wait that lasts tells.
         lasts = end[blocks] - start[blocks] >= SHORT_WAIT_NS
-        waits = (latest <= end[blocks]) | lasts & (until > start[blocks]) & (kind[blocks] != ALLOCATOR)
-        waits &= (kind[blocks] != ALLOCATOR) | (until > start[blocks])  # freeing memory waits, allocating does not
+        waits = (latest <= end[blocks]) | lasts & (until > start[blocks]) & (kind[blocks] != Kind.ALLOCATOR)
+        waits &= (kind[blocks] != Kind.ALLOCATOR) | (until > start[blocks])  # freeing memory waits, allocating does not
         blocks, until = blocks[waits], until[waits]
         lasts = end - start
         spent = lasts.copy()
@@ -169,7 +152,7 @@ class Playback:
         idle, length = self._idle, self._window.length_ns
         spent = max(self._on_host.get(cause, 0), self._anywhere_ns.get(cause, 0)) + self._maybe_ns.get(cause, 0)
         if cause == "python":  # is what nothing tells, perhaps
-            spent += int(self._host.lasts_ns[self._host.kind == NOTHING].sum())
+            spent += int(self._host.lasts_ns[self._host.kind == Kind.NOTHING].sum())
         if cause == "launch":  # and each range takes a moment itself
             spent += RANGE_NS * int(np.isin(self._host.kind, OF_RANGES).sum())
         if cause in self._work:
@@ -179,21 +162,21 @@ class Playback:
             spent += int((idle.latency_until - idle.late_until).sum()) if place == LATENCY else 0
             pauses = int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == place].sum())
             spent += max(pauses, self._pauses_ns()) if place == PAUSE else pauses
-        if cause != CAUSES[CAUSE_OF_KIND[SYNCHRONISATION]]:
+        if cause != CAUSES[CAUSE_OF_KIND[Kind.SYNCHRONISATION]]:
             spent += self._unexplained_ns()
         return min(length, max(length - spent, self._longest_stream_ns(cause)))
 
     def _unexplained_ns(self) -> int:
         """Return how long the host waited for what no leading thread had launched: earlier, it may not have to."""
         host = self._host
-        spent = host.spent_ns[host.waits[host.wait_kind == SYNCHRONISATION]]
+        spent = host.spent_ns[host.waits[host.wait_kind == Kind.SYNCHRONISATION]]
         return int(spent[spent >= SHORT_WAIT_NS].sum())
 
     @cached_property
     def _on_host(self) -> dict[str, int]:
         """Return the time of the host by cause, waits in whole; what is launching work counts to the latency too."""
-        by_kind = sums(self._host.kind, self._host.lasts_ns, len(KINDS)).tolist()
-        spent = {CAUSES[LATENCY]: by_kind[CALL]}
+        by_kind = sums(self._host.kind, self._host.lasts_ns, len(CAUSE_OF_KIND)).tolist()
+        spent = {CAUSES[LATENCY]: by_kind[Kind.CALL]}
         for kind in np.flatnonzero(OF_HOST).tolist():
             cause = CAUSES[CAUSE_OF_KIND[kind]]
             spent[cause] = spent.get(cause, 0) + by_kind[kind]
@@ -205,15 +188,15 @@ class Playback:
         Where one keeps the driver from another, all that threads beside those that launch do with it counts as well.
         """
         segments, kind = activity.segments, activity.kind[:-1]
-        rows = np.flatnonzero(~np.isin(kind, (NOTHING, LAUNCH, CALL, QUEUED, PYTHON)))
+        rows = np.flatnonzero(~np.isin(kind, (Kind.NOTHING, Kind.LAUNCH, Kind.CALL, Kind.QUEUED, Kind.PYTHON)))
         start, end = segments.start_ns[rows], segments.start_ns[np.minimum(rows + 1, len(kind) - 1)]
         start, end = np.maximum(start, self._window.start_ns), np.minimum(end, self._window.end_ns)
         kind, holds = kind[rows], ~activity.leads[trace.thread[segments.row[rows]]]
-        holds &= (kind == ALLOCATOR) | (kind == LOADING)
+        holds &= (kind == Kind.ALLOCATOR) | (kind == Kind.LOADING)
         return {
             CAUSES[CAUSE_OF_KIND[number]]: union(start[chosen], end[chosen]).total_ns
             for number in distinct(np.sort(kind)).tolist()
-            for chosen in (np.flatnonzero((kind == number) | (holds if number == DRIVER else False)),)
+            for chosen in (np.flatnonzero((kind == number) | (holds if number == Kind.DRIVER else False)),)
         }
 
     def _pauses_ns(self) -> int:
@@ -233,7 +216,7 @@ class Playback:
 
     def _longest_stream_ns(self, without: str) -> int:
         """Return the time of the stream that takes longest, leaving out a kind of work."""
-        kept = self._kind != KINDS_OF_WORK.index(without) if without in KINDS_OF_WORK else slice(None)
+        kept = self._kind != KINDS.index(without) if without in KINDS else slice(None)
         place = self._stream[kept]
         return int(sums(place, self._lasts_ns[kept], int(place.max(initial=-1)) + 1).max(initial=0))
 
@@ -250,7 +233,7 @@ class Playback:
         host = self._host
         progress = self._progress(without)
         removed = OF_HOST & np.array([CAUSES[cause] in without for cause in CAUSE_OF_KIND])
-        removed[CALL] |= CAUSES[LATENCY] in without
+        removed[Kind.CALL] |= CAUSES[LATENCY] in without
         spent = np.where(removed[host.kind], 0, host.spent_ns)
         before = np.zeros(len(spent) + 1, dtype=np.int64)
         np.cumsum(spent, out=before[1:])

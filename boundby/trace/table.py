@@ -141,11 +141,11 @@ class Columns:
 
     def events(self) -> dict[str, np.ndarray]:
         """Return the columns of the events with a duration and forget them."""
-        return _joined(self._events, _NO_EVENTS)
+        return _joined(self._events or [self._rows_of([])])
 
     def memory(self) -> dict[str, np.ndarray]:
         """Return the columns of the changes of memory and forget them."""
-        return _joined(self._memory, _NO_MEMORY)
+        return _joined(self._memory or [self._memory_rows([])])
 
     def _rows_of(self, events: list[Complete]) -> dict[str, np.ndarray]:
         start_ns, duration_ns, usable = self._times(events)
@@ -255,24 +255,6 @@ _OPTIONAL: dict[str, tuple[tuple[str, ...], type]] = {
     "python_id": (("python",), np.int64),
     "python_parent_id": (("python",), np.int64),
 }
-_NO_EVENTS: dict[str, type] = {
-    "start_ns": np.int64,
-    "duration_ns": np.int64,
-    "name": np.int32,
-    "category": np.int32,
-    "thread": np.int32,
-    "input_shapes": np.int32,
-    **{name: kind for name, (_, kind) in _OPTIONAL.items()},
-}
-_NO_MEMORY: dict[str, type] = {
-    "start_ns": np.int64,
-    "thread": np.int32,
-    "device": np.int32,
-    "address": np.int64,
-    "bytes": np.int64,
-    "allocated_bytes": np.int64,
-    "reserved_bytes": np.int64,
-}
 
 
 def _kind(category: str) -> str:
@@ -333,12 +315,9 @@ def _parsed(value: object, limit: int) -> int:
     return number if abs(number) <= limit else ABSENT
 
 
-def _joined(chunks: list[dict[str, np.ndarray]], columns: dict[str, type]) -> dict[str, np.ndarray]:
-    joined = {}
-    for name, kind in columns.items():  # column by column, so that no moment holds all of them twice
-        parts = [chunk.pop(name) for chunk in chunks]
-        joined[name] = np.concatenate(parts) if parts else np.zeros(0, dtype=kind)
-    return joined
+def _joined(chunks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the columns of all chunks; one after another, so that no moment holds all of them twice."""
+    return {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
 
 
 Table = TypeVar("Table", "Trace", MemoryTable)

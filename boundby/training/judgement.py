@@ -107,9 +107,13 @@ GROWING: tuple[Bound, ...] = ("input", "transfer")  # with the batch, beside the
 LARGEST = 1000.0  # a share that close to one is no claim about what would be left
 MOST_STAGES, MOST_EVIDENCE, MOST_DOUBTS, MOST_GAINS = 5, 4, 3, 3  # with the two lines before them, twelve
 SMALL = 0.005  # share that is not worth a word
+BURSTS = 0.5  # of the waits for data in a tenth of the steps: where they were even it would be a tenth
+IN_BURSTS = "a tenth of the steps, as where an epoch begins: workers may stay (persistent_workers=True)"
+OF_UNKNOWN = ("leave_out", "shorten_stage")  # the fixes of time that counts for nothing known
 LONGEST_LINE = 240  # characters
+NO_STAGE = "what is in no stage"
 WITHOUT_GAIN = "nothing that the stages show would gain 2 %"
-WITHOUT_TRACE = "a trace of some steps tells what takes the time within them"
+WITHOUT_TRACE = "record a trace of a few steps: it tells what limits the work inside forward and backward"
 WITHOUT_ANSWER = "mark the stages that are missing, or let the loop run on, and ask again"
 
 
@@ -365,7 +369,10 @@ def _by_stages(facts: Facts) -> Answer:
     labels = Counter(_labels_of_windows(facts))
     if labels[bound] < AGREEING * labels.total():
         others += tuple(label for label in labels if label not in (bound, *others, *SAYS_NOTHING))
-        return "mixed", (bound, *others)
+        next_one = max(shares.values(), key=lambda share: share.share, default=None)
+        if not others and labels["mixed"] and next_one:
+            others = (next_one.bound,)
+        return ("mixed", (bound, *others)) if others else (UNEXPLAINED, ())
     return ("mixed", (bound, *others)) if others else (bound, ())
 
 
@@ -467,7 +474,8 @@ def doubts_on_steps(facts: Facts) -> Iterator[Doubt]:
         text = f"{percent(unknown.share)} of the time is in no known stage ({unexplained(facts)})"
         yield Doubt("unexplained", text)
     for cause in facts.causes:
-        yield from _doubts_on_share(cause, " and ".join(sorted(facts.names_of[cause.bound])))
+        names = " and ".join(NO_STAGE if name == IN_NO_STAGE else name for name in sorted(facts.names_of[cause.bound]))
+        yield from _doubts_on_share(cause, names)
 
 
 def _doubts_on_share(share: Share, names: str) -> Iterator[Doubt]:
@@ -543,7 +551,7 @@ def gains_of(facts: Facts, trace: Verdict | None) -> tuple[Gain, ...]:
     Where the trace promises more than the work takes, most of it lies elsewhere: such gains come last. Those of the
     steps are ranked by what they leave of the run, of which the steps are a part.
     """
-    gains = [*_of_stages(facts.stages, facts.times), *_of_batches(facts.stages, facts.effect)]
+    gains = [*_of_stages(facts), *_of_batches(facts.stages, facts.effect)]
     between, of_steps = _of_excluded(facts.times)
     who, capped = facts.straggler, list[Gain]()
     if who:
@@ -574,14 +582,14 @@ def _inside_work(stages: Sequence[Share], trace: Verdict, known: Collection[str]
                 )
             )
         else:
-            inside.append(msgspec.structs.replace(gain, basis=f"{gain.basis}, in steps that recording slows down"))
+            inside.append(msgspec.structs.replace(gain, basis="by the trace, whose steps recording slows down"))
     return inside, capped
 
 
-def _of_stages(stages: Sequence[Share], times: StageTimes) -> Iterator[Gain]:
+def _of_stages(facts: Facts) -> Iterator[Gain]:
     """Yield what it would gain if all of one kind vanished; a copy is hidden behind the rest, if that is longer."""
     parts_of: dict[Fix, list[Share]] = {}
-    for stage in stages:
+    for stage in facts.stages:
         if stage.share <= 0:
             continue
         if stage.bound == UNEXPLAINED:
@@ -593,8 +601,13 @@ def _of_stages(stages: Sequence[Share], times: StageTimes) -> Iterator[Gain]:
         share = min(1.0, sum(stage.share for stage in parts))
         left = max(1 - share, share) if fix.kind == OF_STAGES["transfer"] else 1 - share
         if fix.change.is_bounded:
-            gap = longest_gap(times) if fix.kind == "leave_out" else None
-            where = f", {100 * gap[2]:.0f} % of that between {gap[0]} and {gap[1]}" if gap else ""
+            where = ""
+            if fix.kind == "leave_out" and (gap := longest_gap(facts.times)):
+                where = f", {100 * gap[2]:.0f} % of that between {gap[0]} and {gap[1]}"
+            elif fix.kind == OF_STAGES["input"] and facts.table.num_steps >= ENOUGH_STEPS and facts.table.has_steps:
+                waits = np.sort(facts.table.spent_in({part.name for part in parts}))
+                longest = float(waits[-(len(waits) // 10) :].sum() / waits.sum())
+                where = f", {100 * longest:.0f} % of that in {IN_BURSTS}" if longest >= BURSTS else ""
             yield Gain(fix, _factor(left), _basis(parts, share) + where)
 
 
@@ -639,15 +652,16 @@ def _basis(parts: Sequence[Share], share: float) -> str:
 
 def _parts(verdict: TrainingVerdict) -> dict[str, list[str]]:
     gains = [f"{gain.fix}: at most {gain.at_most:.2f} times the speed ({gain.basis})" for gain in verdict.gains]
-    # What lies in no stage is the first thing to look at, unless the work takes more.
-    first = int(bool(verdict.gains) and verdict.gains[0].fix.kind == "leave_out" and verdict.bound != "compute")
+    # What the work could gain is not known before it is tried: half of its time is much.
+    work = sum(cause.share for cause in verdict.causes if cause.bound == "compute")
+    ahead = sum(gain.at_most > _factor(1 - work / 2) for gain in verdict.gains[: MOST_GAINS - 1])
     if verdict.bound == "inconclusive":
-        gains.insert(first, WITHOUT_ANSWER)
+        gains.insert(int(bool(verdict.gains) and verdict.gains[0].fix.kind in OF_UNKNOWN), WITHOUT_ANSWER)
     elif not any("compute" in gain.relieves for gain in verdict.gains):
         if verdict.trace_bound is None and "compute" in (verdict.bound, *verdict.alternatives):
-            gains.insert(first, WITHOUT_TRACE)
+            gains.insert(ahead, WITHOUT_TRACE)
         elif verdict.bound in ("compute", "memory"):
-            gains.insert(0, str(Fix("faster_work")))
+            gains.insert(ahead, str(Fix("faster_work")))
     return {
         "What": [_what(verdict)],
         "Why": [*_main_stages(verdict), *verdict.evidence][:MOST_EVIDENCE],
@@ -696,4 +710,4 @@ def _main_stages(verdict: TrainingVerdict) -> list[str]:
 
 
 def _called(share: Share) -> str:
-    return "what is in no stage" if share.name == IN_NO_STAGE else share.name
+    return NO_STAGE if share.name == IN_NO_STAGE else share.name

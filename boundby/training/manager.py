@@ -1,12 +1,13 @@
 """Profile a training loop: the times of its stages all along, and a trace of a few of its steps."""
 
 import atexit
+import functools
 import gc
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
@@ -19,8 +20,8 @@ from boundby.trace import OPERATOR_COLUMNS, operator_rows
 from boundby.trace.judgement import judge_trace
 from boundby.training import results, stages
 from boundby.training.reader import others_of
-from boundby.training.recorder import HookEvent
-from boundby.training.records import StageTimes
+from boundby.training.recorder import CudaMarks, HookEvent
+from boundby.training.records import SCHEMA_VERSION, StageTimes
 from boundby.training.results import RunFiles, remove_earlier
 from boundby.training.timer import ENDED, UNSTOPPED, Block, Item, StageTimer, TimerOptions
 from boundby.verdict import Verdict
@@ -85,12 +86,12 @@ class ProfilerManager:
         self._recorder: Recorder | None = None
         self._readings: Readings | None = None
         self._derived: Path | None = None  # the trace from which the tables are
-        self._verdict: Verdict | None = None
+        self.trace_verdict: Verdict | None = None  # what the trace says, None where there is none yet
         self._place = RunFiles(self.folder, 0, 1)
         self._is_excluding = False  # what runs is marked in the trace as part of no step
         self._marks_trace = False
         self._interruptions: Interruptions | None = None
-        self._between_steps_s = 0.0
+        self.between_steps_s = 0.0  # that profiling has taken up to now: they are in no step and no span
         self._thread = 0  # of the loop, while exclusions are marked
         self.timer = StageTimer(self.folder, options=self._options.timer, say=say, enabled=enabled)
 
@@ -148,7 +149,7 @@ class ProfilerManager:
             self.timer.metrics(values)
         if self._recorder or values:
             self._begin_step()
-            self._between_steps_s += perf_counter() - began
+            self.between_steps_s += perf_counter() - began
         if self._interruptions:
             self._interruptions.is_paused = False
 
@@ -162,7 +163,9 @@ class ProfilerManager:
             self._interruptions.stop()
         manifest = self._recorder.stop() if self._recorder else None
         self.timer.stop(error)
-        self._guarded("manifest.json", lambda: self._write_manifest(manifest or self._manifest_of_nothing()))
+        reason = None if self._options.trace else self._options.no_trace_reason
+        nothing = functools.partial(results.manifest_of_nothing, self._place, reason)
+        self._guarded("manifest.json", lambda: self._write_manifest(manifest or nothing()))
         self._guarded("profiler_summary.json", lambda: self._sum_up(manifest))
         self._guarded("profiler_summary.json of all ranks", lambda: results.merge_at_stop(self._place))
 
@@ -191,11 +194,6 @@ class ProfilerManager:
         return self.timer.snapshot()
 
     @property
-    def between_steps_s(self) -> float:
-        """Return the seconds that profiling has taken between steps up to now, which are in no step and no span."""
-        return self._between_steps_s
-
-    @property
     def slows_step(self) -> bool:
         """Tell whether torch's profiler is at work in the step that runs, be it in warm-up."""
         return self._recorder is not None and self._recorder.is_at_work
@@ -208,12 +206,7 @@ class ProfilerManager:
     def told(self) -> str:
         """Return what a person reads at the end: the stages, and the verdict on this process and those known here."""
         times = self.snapshot()
-        return results.told([times, *others_of(self.folder, times)], self._verdict)
-
-    @property
-    def trace_verdict(self) -> Verdict | None:
-        """Return what the trace says, None where there is none yet."""
-        return self._verdict
+        return results.told([times, *others_of(self.folder, times)], self.trace_verdict)
 
     def _begin_step(self) -> None:
         """Let the current step begin only now, as the profiler slows its warm-up too."""
@@ -232,39 +225,37 @@ class ProfilerManager:
         change = self.timer.hooks.register if wanted else self.timer.hooks.unregister
         change("part_start", self._begin_range)
         change("excluded_start", self._exclude)
-        change("stage_end", self._include)
+        change("stage_end", self._end_mark)
+
+    def _begin_range(self, name: str) -> None:
+        if self._recorder and not self._is_excluding and threading.get_ident() == self._thread:
+            self._recorder.begin_range(name)
 
     def _exclude(self, name: str) -> None:
         if self._recorder and not self._is_excluding and threading.get_ident() == self._thread:
             self._is_excluding = True
             self._recorder.exclude(name)
 
-    def _begin_range(self, name: str) -> None:
-        if self._recorder and not self._is_excluding and threading.get_ident() == self._thread:
-            self._recorder.begin_range(name)
-
-    def _include(self, name: str, *_: object) -> None:
+    def _end_mark(self, name: str, *_: object) -> None:
         """End the mark of a stage; that of what is excluded stays, where what has ended lay inside it."""
-        if not self._recorder or threading.get_ident() != self._thread:
-            return
-        if not self._is_excluding:
-            self._recorder.end_range(name)
-            return
-        self._is_excluding = self.timer.is_excluded
-        if not self._is_excluding:
-            self._recorder.include()
+        if self._recorder and threading.get_ident() == self._thread:
+            if not self._is_excluding:
+                self._recorder.end_range(name)
+            elif not self.timer.is_excluded:
+                self._is_excluding = False
+                self._recorder.include()
 
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
         from boundby.device import allocator, gpu_source, is_gpu, pick_device
-        from boundby.training.recorder import CudaMarks
 
         timer, given = self.timer, self._options.timer
         device = self._device or pick_device()
         naming = Naming(given.rank, given.world_size) if given else naming_of_process()
         self._place = RunFiles(self.folder, naming.rank, naming.world_size)
-        self._guarded("earlier run", self._remove_earlier)
+        if reason := self._guarded("earlier run", lambda: remove_earlier(self._place)):
+            timer.remarks.add("earlier run", reason)
         timer.options = replace(timer.options, rank=naming.rank, world_size=naming.world_size, device=str(device))
         if is_gpu(device):
             timer.marks = CudaMarks(device)
@@ -281,11 +272,6 @@ class ProfilerManager:
                 naming=naming,
                 on_cycle=self._take_cycle,
             )
-
-    def _remove_earlier(self) -> None:
-        reason = remove_earlier(self._place)
-        if reason:
-            self.timer.remarks.add("earlier run", reason)
 
     def _stop_at_exit(self) -> None:
         self.stop(RuntimeError(UNSTOPPED))
@@ -305,16 +291,12 @@ class ProfilerManager:
         if manifest.trace_path not in (None, path):  # it is one of several, and gets the usual name too
             results.give_name(manifest.trace_path, path)
         analysis = results.analysis_of(manifest)
-        self._verdict = judge_trace(analysis)
+        self.trace_verdict = judge_trace(analysis)
         rows = operator_rows(analysis.operators)
         files.write_csv(self._place.path(results.OP_STATS), rows, OPERATOR_COLUMNS)
 
-    def _manifest_of_nothing(self) -> "CaptureManifest":
-        options = self._options
-        return results.manifest_of_nothing(self._place, None if options.trace else options.no_trace_reason)
-
     def _sum_up(self, manifest: "CaptureManifest | None") -> None:
-        document = results.summary_document(self.timer.snapshot(), manifest, self._verdict)
+        document = results.summary_document(self.timer.snapshot(), manifest, self.trace_verdict)
         files.write_json(self._place.path(results.SUMMARY), document)
 
     def _write_manifest(self, manifest: "CaptureManifest") -> None:
@@ -322,7 +304,8 @@ class ProfilerManager:
         for downgrade in manifest.downgrades:
             if not downgrade.is_foreseen:
                 self.timer.remarks.tell(downgrade.what, downgrade.reason)
-        results.write_manifest(self._place, manifest, self.timer.remarks.all())
+        whole = replace(manifest, downgrades=(*manifest.downgrades, *self.timer.remarks.all()))
+        files.write_json(self._place.path(results.MANIFEST), {"schema_version": SCHEMA_VERSION, **asdict(whole)})
 
     def _guarded(self, what: str, action: Callable[[], Result]) -> Result | None:
         """Return what the action returns; None, with a remark, where it raises."""

@@ -1,7 +1,7 @@
 """Read the stage times of a run that has ended, runs still, or was killed; and tell the runs of a folder apart."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,45 +139,27 @@ def _head(path: Path) -> bytes:
     return head + b"," + NO_ROWS[1:] if rows else content
 
 
+@dataclass(frozen=True)
 class _LoggedRun:
-    """The lines of one run in the log."""
+    """The lines of one run in the log, those of rows with the rows that are packed in them."""
 
-    def __init__(self, header: RunLine) -> None:
-        self.header = header
-        self._names: list[Name] = []
-        self._metric_names: list[str] = []
-        self._occurrences: list[np.ndarray] = []
-        self._metrics: list[np.ndarray] = []
-        self._counts = (0, 0)
-        self._every = 1
+    header: RunLine
+    lines: list[tuple[RowsLine, np.ndarray, np.ndarray]] = field(default_factory=list)
 
     def take(self, line: RowsLine) -> None:
         """Take in a line of rows. Raises ValueError for packed rows that are none."""
-        occurrences = np.frombuffer(line.occurrences, dtype=OCCURRENCE)
-        self._metrics.append(np.frombuffer(line.metrics, dtype=METRIC))
-        self._occurrences.append(occurrences)
-        self._names[line.first_name :] = [Name(*name) for name in line.names]
-        self._metric_names[line.first_metric_name :] = line.metric_names
-        self._counts = (line.num_occurrences, line.num_metric_rows)
-        self._every = max(self._every, line.every)
+        packed = np.frombuffer(line.occurrences, dtype=OCCURRENCE), np.frombuffer(line.metrics, dtype=METRIC)
+        self.lines.append((line, *packed))
 
     def empty_times(self, remark: Remark) -> StageTimes:
         """Return the times of the run without any rows."""
-        header = self.header
         return StageTimes(
+            **msgspec.structs.asdict(self.header),
             status="running",
             error=None,
-            rank=header.rank,
-            world_size=header.world_size,
-            pid=header.pid,
-            host=header.host,
-            launcher=header.launcher,
-            started_unix_s=header.started_unix_s,
             written_unix_s=None,
             elapsed_s=0.0,
-            first_step=header.first_step,
             last_step=None,
-            device=header.device,
             num_occurrences=0,
             num_metric_rows=0,
             summary=Summaries(),
@@ -191,17 +173,24 @@ class _LoggedRun:
 
     def added_to(self, times: StageTimes) -> StageTimes:
         """Return the document's times with the rows that only the log has."""
-        names = max(times.names, tuple(self._names), key=len)
-        metric_names = max(times.metric_names, tuple(self._metric_names), key=len)
-        rows = _united(times.occurrences, self._occurrences, len(names), "stage")
-        metric_rows = _united(times.metric_rows, self._metrics, len(metric_names), "metric")
+        if not self.lines:
+            return times
+        logged: list[Name] = []
+        logged_metrics: list[str] = []
+        for line, _, _ in self.lines:
+            logged[line.first_name :] = [Name(*name) for name in line.names]
+            logged_metrics[line.first_metric_name :] = line.metric_names
+        names = max(times.names, tuple(logged), key=len)
+        metric_names = max(times.metric_names, tuple(logged_metrics), key=len)
+        rows = _united(times.occurrences, [packed for _, packed, _ in self.lines], len(names), "stage")
+        metric_rows = _united(times.metric_rows, [packed for *_, packed in self.lines], len(metric_names), "metric")
         later = rows[rows["index"] >= times.num_occurrences]
         later_metrics = metric_rows[metric_rows["index"] >= times.num_metric_rows]
         if not len(later) and not len(later_metrics):
             return msgspec.structs.replace(times, occurrences=rows, metric_rows=metric_rows)
-        remarks = times.remarks
-        if self._every > 1:
-            reason = f"since the last document only every {self._every}th step is in the log, and in the summary"
+        remarks, every = times.remarks, max(line.every for line, _, _ in self.lines)
+        if every > 1:
+            reason = f"since the last document only every {every}th step is in the log, and in the summary"
             remarks += (Remark("summary", reason),)
         steps = later[later["stage"] == 0]["step"]
         end_ns = (later["start_ns"] + later["host_ns"]).max() if len(later) else 0
@@ -218,8 +207,8 @@ class _LoggedRun:
             metric_names=metric_names,
             occurrences=rows,
             metric_rows=metric_rows,
-            num_occurrences=max(times.num_occurrences, self._counts[0]),
-            num_metric_rows=max(times.num_metric_rows, self._counts[1]),
+            num_occurrences=max(times.num_occurrences, self.lines[-1][0].num_occurrences),
+            num_metric_rows=max(times.num_metric_rows, self.lines[-1][0].num_metric_rows),
         )
 
 

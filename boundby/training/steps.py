@@ -1,7 +1,7 @@
 """The steps of a run as a table: what each spent in its stages, the shares of these, and the effect of the batch."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,11 +64,7 @@ class StepTable:
     def at(self, rows: np.ndarray) -> "StepTable":
         """Return the table of some of its rows."""
         return replace(
-            self,
-            numbers=self.numbers[rows],
-            seconds=self.seconds[rows],
-            host_s=self.host_s[rows],
-            num_steps=len(rows),
+            self, numbers=self.numbers[rows], seconds=self.seconds[rows], host_s=self.host_s[rows], num_steps=len(rows)
         )
 
 
@@ -79,8 +75,7 @@ def step_table(times: StageTimes) -> StepTable:
         return _totals(times)
     rows, at = _rows_of_steps(times, ends)
     places = [place for place, stage in enumerate(times.names) if stage.kind == "stage"]
-    spent = _Spending(len(ends), places, rows, at)
-    host = spent.summed(rows["self_ns"])
+    host = _summed(rows["self_ns"], rows["stage"], at, (len(ends), places))
     host[:, -1] = ends["self_ns"] / NS_PER_S
     is_usual = (ends["flags"] & UNUSUAL) == 0
     is_usual[at[(rows["flags"] & UNUSUAL) != 0]] = False
@@ -96,9 +91,10 @@ def step_table(times: StageTimes) -> StepTable:
         num_steps=len(ends),
         disturbed=int((~is_usual).sum()),
     )
-    has_marks = spent.has_marks()
+    has_marks = np.isin(np.arange(len(ends)), at)
+    has_marks[at[rows["device_ns"] < 0]] = False
     if is_judged.any() and (has_marks & is_judged).sum() >= ENOUGH_MARKS * is_judged.sum():
-        table = replace(table, seconds=spent.by_device(), on_device=True)
+        table = replace(table, seconds=_by_device(rows, at, (len(ends), places)), on_device=True)
         is_judged &= has_marks
     return _warm(table.at(np.flatnonzero(is_judged)))
 
@@ -139,38 +135,26 @@ def averaged(tables: list[StepTable]) -> StepTable | None:
     return StepTable(names, around, same[0].numbers, seconds, host_s, len(host_s), on_device, disturbed, warm_up)
 
 
-class _Spending:
-    """The rows of stages, as sums over steps and stages."""
+def _summed(ns: np.ndarray, names: np.ndarray, at: np.ndarray, shape: tuple[int, Sequence[int]]) -> np.ndarray:
+    """Return nanoseconds as seconds by step and by name, of which `shape` has the number and the places.
 
-    def __init__(self, num_steps: int, places: list[int], rows: np.ndarray, at: np.ndarray) -> None:
-        self._shape = (num_steps, len(places) + 1)
-        self._column = {place: column for column, place in enumerate(places)}
-        self._rows = rows
-        self._at = at
+    The last column is for all other names.
+    """
+    columns = {place: column for column, place in enumerate(shape[1])}
+    table = np.zeros((shape[0], len(columns) + 1))
+    np.add.at(table, (at, np.array([columns.get(name, -1) for name in names.tolist()], dtype=np.intp)), ns / NS_PER_S)
+    return table
 
-    def summed(self, values: np.ndarray, of: str = "stage") -> np.ndarray:
-        """Return the seconds of nanoseconds, under the stage of each row or under its parent; the last for none."""
-        table = np.zeros(self._shape)
-        columns = np.array([self._column.get(place, -1) for place in self._rows[of].tolist()], dtype=np.intp)
-        np.add.at(table, (self._at, columns), values / NS_PER_S)
-        return table
 
-    def has_marks(self) -> np.ndarray:
-        """Tell for each step whether it has stages, and the device's time of every one."""
-        is_marked = np.zeros(self._shape[0], dtype=bool)
-        is_marked[self._at] = True
-        is_marked[self._at[self._rows["device_ns"] < 0]] = False
-        return is_marked
-
-    def by_device(self) -> np.ndarray:
-        """Return the device's time in each stage and in none inside; what lies between the outer ones is in none."""
-        device = np.maximum(self._rows["device_ns"], 0)
-        inside = self.summed(device, "parent")
-        inside[:, -1] = 0.0
-        gaps = np.where(self._rows["parent"] == ABSENT, np.maximum(self._rows["gap_ns"], 0), 0)
-        table: np.ndarray = np.maximum(self.summed(device) - inside, 0.0)
-        table[:, -1] = np.bincount(self._at, weights=gaps, minlength=self._shape[0]) / NS_PER_S
-        return table
+def _by_device(rows: np.ndarray, at: np.ndarray, shape: tuple[int, Sequence[int]]) -> np.ndarray:
+    """Return the device's time in each stage and in none inside; what lies between the outer ones is in none."""
+    device = np.maximum(rows["device_ns"], 0)
+    inside = _summed(device, rows["parent"], at, shape)
+    inside[:, -1] = 0.0
+    gaps = np.where(rows["parent"] == ABSENT, np.maximum(rows["gap_ns"], 0), 0)
+    table: np.ndarray = np.maximum(_summed(device, rows["stage"], at, shape) - inside, 0.0)
+    table[:, -1] = np.bincount(at, weights=gaps, minlength=shape[0]) / NS_PER_S
+    return table
 
 
 def longest_gap(times: StageTimes) -> tuple[str, str, float] | None:
@@ -189,19 +173,12 @@ def longest_gap(times: StageTimes) -> tuple[str, str, float] | None:
     ends = rows["start_ns"] + rows["host_ns"]
     gaps = np.maximum(rows["start_ns"][1:] - ends[:-1], 0)
     is_whole = np.searchsorted(starts, ends[:-1]) == np.searchsorted(starts, rows["start_ns"][1:])
-    passed: dict[tuple[int, int], int] = {}
-    for before, after, gap in zip(
-        rows["stage"][:-1][is_whole].tolist(),
-        rows["stage"][1:][is_whole].tolist(),
-        gaps[is_whole].tolist(),
-        strict=True,
-    ):
-        passed[before, after] = passed.get((before, after), 0) + gap
-    total = sum(passed.values())
-    if not total:
+    pairs = len(kinds) * rows["stage"][:-1].astype(np.int64) + rows["stage"][1:]
+    passed = np.bincount(pairs[is_whole], weights=gaps[is_whole])
+    if not passed.sum():
         return None
-    before, after = max(passed, key=lambda pair: passed[pair])
-    return times.names[before].name, times.names[after].name, passed[before, after] / total
+    before, after = divmod(int(passed.argmax()), len(kinds))
+    return times.names[before].name, times.names[after].name, float(passed.max() / passed.sum())
 
 
 def _rows_of_steps(times: StageTimes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -274,10 +251,7 @@ class Share:
     @property
     def ends(self) -> tuple[float, float]:
         """The ends of the interval, the share itself where there is none."""
-        return (
-            self.share if self.low is None else self.low,
-            self.share if self.high is None else self.high,
-        )
+        return (self.share if self.low is None else self.low, self.share if self.high is None else self.high)
 
 
 def windows(num_steps: int) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ import numpy as np
 from boundby import files
 from boundby.remarks import Remarks
 from boundby.training.aggregate import Aggregator, Ring
-from boundby.training.records import SCHEMA_VERSION, Kind, Processes, Rank, StageTimes, bytes_of
+from boundby.training.records import Kind, Processes, Rank, StageTimes, bytes_of
 
 DOCUMENT, LOG = "stage_times.json", "stage_log.jsonl"
 COST = 200  # the time between two documents, at least, in times of what one takes: half a percent
@@ -163,16 +163,7 @@ class Writer:
         """Write the first document, and go on from a thread of its own if `in_background`."""
         times = self._times()
         place = (times.rank, times.world_size)
-        header = RunLine(
-            SCHEMA_VERSION,
-            *place,
-            times.pid,
-            times.started_unix_s,
-            times.first_step,
-            times.device,
-            times.host,
-            times.launcher,
-        )
+        header = RunLine(*(getattr(times, name) for name in RunLine.__struct_fields__))
         self._document = folder / file_name(DOCUMENT, *place)
         self._log = Log(folder / file_name(LOG, *place), self._sums, header, self._pace)
         self._guarded("log of stage times", self._log.begin)

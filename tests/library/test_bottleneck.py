@@ -116,25 +116,6 @@ def test_an_input_as_slow_as_the_forward_is_the_bound(clock, input_s, bound):
     assert ahead.at_most == pytest.approx((FORWARD_S + input_s) / FORWARD_S)
 
 
-@pytest.mark.parametrize(("cache_bytes", "bound"), [(4096, "memory"), (2**16, "under_utilised")])
-def test_weights_come_from_memory_where_all_of_them_exceed_the_cache(clock, cache_bytes, bound):
-    pairs = [(torch.ones(16, 16), torch.ones(16, 16)) for _ in range(8)]  # 16 KiB; an operator touches 3 of them
-
-    def through_all():
-        for left, right in pairs:
-            torch.add(left, right)
-
-    rate = 2**14 / FORWARD_S
-    levels = (
-        MemoryCeiling("cache", cache_bytes, 1e15, 1e15, "copy"),
-        MemoryCeiling("memory", 2**28, rate, rate, "copy"),
-    )
-    ceilings = replace(machine(dispatch_s=1e-12), memory=levels)
-    found = judged(clock, {"aten::add": FORWARD_S / 8}, through_all, ceilings)
-    assert found.bound == bound
-    assert found.share_of_limit == pytest.approx(1.0 if bound == "memory" else 0.0, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("shared", "bound", "confirmation", "confidence", "settled"),
     [(True, "compute", "confirmed", "high", True), (False, "mixed", "untested", "low", False)],
@@ -254,15 +235,6 @@ def test_the_device_s_time_is_that_of_the_call_that_does_not_wait_for_it(device,
     monkeypatch.setitem(globals(), "NO_REPLAY", replace(NO_REPLAY, bare=bare))
     found = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5)
     assert any("the device computes for 31.25" in line for line in found.evidence) == is_taken
-
-
-def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_be_is_bound_by_launch(device, monkeypatch):
-    def work():
-        product()
-        device.issue(0.25, 2.0**-8)  # the device needs less than the isolated time, and the host nearly all of that
-
-    monkeypatch.setattr(module, "graph_replay", lambda *_: Candidate(Fix("issue_at_once"), lambda: None))
-    assert judged_on(device, work, PRODUCT_FLOPS / 2.0**-8).bound == "launch"
 
 
 def test_loads_are_the_mean_over_forwards():

@@ -17,8 +17,8 @@ from boundby.ceilings import (
     matmul_precision,
     measure,
 )
-from boundby.timer import Timer
-from tests.fakes import FakeClock, FakeWatch
+from boundby.timer import QUEUE_DEPTH, Timer
+from tests.fakes import FakeClock, FakeWatch, QueuedDevice
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -144,6 +144,30 @@ def test_products_of_a_gpu_are_those_that_it_sustains_with_its_clock(monkeypatch
     assert (product.burst_flops_per_s, product.flops_per_s) == pytest.approx((2.0**46, 0.75 * 2.0**46))
     assert (product.sm_clock_mhz, product.clock_event_reasons) == (1500.0, slowed)
     assert len(found.doubts) == doubts
+
+
+def test_a_block_of_short_launches_fits_into_the_queue_of_a_gpu(monkeypatch):
+    """Beyond its depth the host waits until the device is let go, and has no more of a lead."""
+    gpu, launched = HotGpu(monkeypatch), []
+
+    class Queue(QueuedDevice):
+        def mark(self) -> float:
+            launched.append(0)
+            return super().mark()
+
+        def seconds_between(self, start: float, end: float) -> float:
+            return 1.0
+
+    def launch(*_: Any, out: torch.Tensor | None = None) -> None:
+        gpu.clock.advance(2.0**-20)
+        launched[-1:] = [count + 1 for count in launched[-1:]]
+
+    monkeypatch.setattr(torch, "add", launch)
+    monkeypatch.setattr(torch.Tensor, "copy_", launch)
+    monkeypatch.setattr(ceilings, "device_queue", lambda device: Queue(gpu.clock))
+    settings = {"timer": Timer(gpu.clock), "watch": FakeWatch(), "source": Clocks(gpu, 0)}
+    measure(torch.device("cuda"), dtypes=("bfloat16",), **settings)
+    assert 100 < max(launched) < QUEUE_DEPTH
 
 
 def test_a_gpu_has_one_setting_of_tf32(monkeypatch):

@@ -7,7 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from boundby.device import CudaQueue, describe, device_queue, gpu_source, is_out_of_memory, pick_device, release_memory
+from boundby.ceilings import matmul_precision
+from boundby.device import (
+    CudaQueue,
+    describe,
+    device_queue,
+    float32_precision,
+    gpu_source,
+    has_bfloat16_products,
+    is_out_of_memory,
+    pick_device,
+    release_memory,
+)
 from boundby.device import synchronizer as waiter
 from boundby.timer import DeviceTime, Timer
 
@@ -59,10 +70,8 @@ class FakeCuda:
     A stream is known by its device. The host sees that an event has passed once it has waited for the device.
     """
 
-    CYCLES_PER_S = (1e9, 2e9)
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.current = 0
+        self.current, self.cycles_per_s = 0, [1e9, 2e9]
         self.queued_s, self.waited_s = [0.0, 0.0], [0.0, 0.0]
         monkeypatch.setattr(torch.cuda, "device", self.device)
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
@@ -77,7 +86,7 @@ class FakeCuda:
         self.current = before
 
     def sleep(self, cycles: int) -> None:
-        self.queued_s[self.current] += cycles / self.CYCLES_PER_S[self.current]
+        self.queued_s[self.current] += cycles / self.cycles_per_s[self.current]
 
     def synchronize(self, device: torch.device) -> None:
         self.waited_s[device.index] = self.queued_s[device.index]
@@ -125,6 +134,42 @@ def test_a_gpu_is_held_for_the_seconds_asked_for(cuda, device):
     assert held[device.index] == pytest.approx(0.25, rel=1e-6)
     assert held[1 - device.index] == 0.0
     assert cuda.current == 0
+
+
+def test_a_gpu_whose_clock_rises_is_held_for_the_seconds_asked_for_from_the_second_time_on(cuda):
+    queue = CudaQueue(FIRST)
+    cuda.cycles_per_s[0] *= 5
+    queue.hold(0.01)
+    torch.cuda.synchronize(FIRST)
+    before = cuda.queued_s[0]
+    queue.hold(0.25)
+    assert cuda.queued_s[0] - before == pytest.approx(0.25, rel=1e-6)
+
+
+@pytest.mark.parametrize("has", [True, False], ids=["A100", "T4"])
+def test_a_gpu_that_emulates_bfloat16_has_no_products_in_it(has, cuda, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: asked.append(cuda.current) or including_emulation or has,
+    )
+    assert has_bfloat16_products(SECOND) == has
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("place", [torch.backends, torch.backends.cuda.matmul], ids=["for all", "for CUDA"])
+def test_tf32_that_a_program_allows_by_torchs_other_setting_is_known_and_left(place):
+    before = place.fp32_precision
+    try:
+        place.fp32_precision = "tf32"  # after which torch.get_float32_matmul_precision raises
+        assert float32_precision() == "high"
+        with matmul_precision("highest"):
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert (float32_precision(), torch.backends.cuda.matmul.fp32_precision) == ("high", "tf32")
+    finally:
+        place.fp32_precision = before
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_mark_is_passed_once_the_gpu_has_come_to_it_and_a_call_is_timed_behind_the_backlog(cuda):

@@ -94,28 +94,38 @@ def plain_varlen(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, **asked: 
         mask = torch.ones_like(distance, dtype=torch.bool)
         mask &= distance >= -left if left >= 0 else mask
         mask &= distance <= right if right >= 0 else mask
-        same = {"scale": asked["scale"], "enable_gqa": asked["enable_gqa"]}
+        same = {"scale": asked["scale"], "enable_gqa": asked.get("enable_gqa", False)}
         found = functional.scaled_dot_product_attention(*heads, attn_mask=mask, **same)
         parts.append(found[0].transpose(0, 1))
     return torch.cat(parts)
 
 
+@pytest.mark.parametrize("torch_2_11", [True, False], ids=["torch 2.11", "later"])
 @pytest.mark.parametrize("trims", [True, False])
 @pytest.mark.parametrize("family", ["Mistral", "Gemma3Text", *classifiers.FAMILIES])
-def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(family, trims, tokens, monkeypatch):
+def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(
+    family, trims, torch_2_11, tokens, monkeypatch
+):
     """There is none for a CPU: a plain one stands in for it and takes the same arguments."""
     from torch.nn.attention import varlen
 
     queries = []
 
-    def plain(q, k, v, starts, key_starts, *longest, **asked):
-        assert asked["num_splits"] == 1 and starts.dtype == key_starts.dtype == torch.int32
+    def earlier(q, k, v, starts, key_starts, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
+        return later(q, k, v, starts, key_starts, max_q, max_k, scale=scale, window_size=window_size)
+
+    def later(q, k, v, starts, key_starts, *longest, scale, window_size, enable_gqa=False):
+        asked = {"scale": scale, "window_size": window_size, "enable_gqa": enable_gqa}
+        assert starts.dtype == key_starts.dtype == torch.int32
+        assert enable_gqa == (q.shape[1] != k.shape[1])
+        assert longest[0] > 1 or window_size[1] == 0  # else it may split the keys of a text by how many texts there are
         assert longest == (int(starts.diff().max()), int(key_starts.diff().max()))
         assert len(q) == starts[-1] and len(k) == len(v) == key_starts[-1]
         queries.append(len(q))
         return plain_varlen(q, k, v, starts, key_starts, **asked)
 
-    monkeypatch.setattr(varlen, "varlen_attn", plain)
+    monkeypatch.setattr(varlen, "varlen_attn", earlier if torch_2_11 else later)
+    assert has_varlen()
     model = windowed(family) if family in WINDOWED else classifiers.build(family, 50, 0)
     with torch.inference_mode():
         packed = strategies.Packed(model, None, PRECISIONS["float32"], trims, attention=VARLEN)
@@ -214,6 +224,26 @@ def test_settings_without_effect_change_nothing():
         plain, _ = grouped_attention(torch.nn.Identity(), states, states, states, None)
         given, _ = grouped_attention(torch.nn.Identity(), states, states, states, None, **settings)
     assert torch.equal(plain, given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [(-1, 0), (70, 0), (9, 9), (100, -1), (-1, 3)])
+@pytest.mark.parametrize("length", [1, 40, 64, 65, 150])
+def test_long_texts_attend_as_under_a_mask(length, window, dtype):
+    before, after = (length if side == -1 else side for side in window)
+    places = torch.arange(length)
+    distance = places - places[:, None]
+    mask = (distance >= -before) & (distance <= after)
+    query, key, value = torch.randn(3, 1, 4, 2 * length, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    key, value = key[:, ::2], value[:, ::2]  # two heads of queries share one of keys
+    with a_pack(length):
+        found, _ = grouped_attention(torch.nn.Identity(), query, key, value, torch.tensor(window))
+    for first in (0, length):
+        q, k, v = (states[:, :, first : first + length] for states in (query, key, value))
+        expected = functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
+        torch.testing.assert_close(
+            found[:, first : first + length], expected, atol=2e-2 if dtype != torch.float32 else 1e-5, rtol=0
+        )
 
 
 def test_a_refusal_is_typed_and_the_next_way_taken(tokens):

@@ -149,7 +149,7 @@ def test_what_agrees_too_seldom_is_taken_with_its_near_ties_computed_again(model
     sample = Sample(texts, is_all=True)
     choice = choose_precision(model, tokenizer, sample, PrecisionRule("fastest", 1.0), OPTIONS, CLOCK, everything)
     assert choice.options.precision == "bfloat16" and choice.report.agreement < 1
-    assert choice.options.guard_margin == choice.report.guard_margin > 0
+    assert choice.options.guard_margin == choice.report.flip_margin > 0
     predictor = Predictor(model, tokenizer, choice.options, texts, precisions={"bfloat16": everything[2]})
     alone = one_by_one(model, predictor.tokenize(texts), range(len(texts)))
     assert predictor.predict(texts).labels.tolist() == alone.argmax(axis=1).tolist()
@@ -190,7 +190,7 @@ def test_the_report_counts_flips_and_differences():
     assert (report.reference_accuracy, report.accuracy, report.accuracy_difference) == (0.75, 1.0, 0.25)
     assert report.accuracy_difference_low is not None and report.accuracy_difference_high is not None
     assert report.accuracy_difference_low < 0.25 < report.accuracy_difference_high
-    assert report.guard_margin == 1.5
+    assert (report.guard_margin, report.widest_flip, report.flip_margin) == (1.5, 0.25, 0.5)
     assert report.as_dict()["guard_margin"] == 1.5
     report = compare_logits("float32", reference, reference, is_all=True)
     assert (report.agreement_low, report.agreement_high) == (1.0, 1.0), "all texts leave no doubt"
@@ -208,14 +208,15 @@ def test_only_finite_logits_of_the_same_texts_are_compared():
     assert margins(np.array([[3.0, 1.0, 2.5], [0.0, 0.0, -1.0]])).tolist() == [0.5, 0.0]
 
 
-def test_no_flip_lies_beyond_twice_the_largest_difference():
+def test_no_flip_lies_beyond_the_margins_of_the_report():
     rng = np.random.default_rng(0)
     reference = rng.normal(size=(5000, 4))
     found = reference + rng.uniform(-0.2, 0.2, reference.shape)
     flipped = found.argmax(axis=1) != reference.argmax(axis=1)
     report = compare_logits("bfloat16", found, reference)
     assert flipped.sum() > 100
-    assert margins(found)[flipped].max() <= report.guard_margin
+    assert 2 * margins(found)[flipped].max() >= report.flip_margin >= margins(found)[flipped].max()
+    assert report.flip_margin <= report.guard_margin
 
 
 def test_bfloat16_rounds_a_product_more_than_float32_does():

@@ -57,7 +57,7 @@ def test_every_family_is_packed_without_a_doubt_and_gives_the_labels_of_one_text
     assert found.labels.tolist() == alone.argmax(axis=1).tolist()
     assert len(set(found.labels.tolist())) > 2  # the comparison could have failed
     assert found.computed_texts == len(set(texts)) < len(texts), "equal texts are computed once"
-    assert found.useful_tokens == found.computed_tokens < found.lengths.sum() and found.padding_efficiency == 1
+    assert found.useful_tokens == found.computed_tokens < found.lengths.sum()
     for budget in (1, 200, 5000):
         again = predictor.with_token_budget(budget).predict(texts)
         assert again.labels.tolist() == found.labels.tolist(), budget
@@ -154,7 +154,7 @@ def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(tokenize
     assert "differ from the stock forward's" in predictor.doubts[0]
     found = predictor.predict(texts)
     assert found.labels.tolist() == alone.argmax(axis=1).tolist()
-    assert 0.8 < found.padding_efficiency == found.useful_tokens / found.computed_tokens < 1, "padding is counted"
+    assert 0.8 < found.useful_tokens / found.computed_tokens < 1, "padding is counted"
 
 
 def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(tokenizer, texts, monkeypatch):
@@ -173,7 +173,7 @@ def test_a_text_without_tokens_is_named_one_too_long_is_cut_and_no_texts_have_no
     found = predictor.predict([" ".join(texts[:20]), "short"])
     assert (found.truncated, found.lengths[0]) == (1, MAX_LENGTH)
     found = predictor.predict([])
-    assert (found.logits.shape, found.padding_efficiency) == ((0, classifiers.LABELS), 1)
+    assert found.logits.shape == (0, classifiers.LABELS)
 
 
 def test_a_tokenizer_that_marks_tokens_by_type_is_refused(tokenizer):

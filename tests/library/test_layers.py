@@ -7,7 +7,6 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,8 +18,8 @@ from boundby.layers.judgement import kept_waiting
 from boundby.layers.passes import ChangedProgramError, see_program, tensors_in
 from boundby.layers.probes import CallLog, CallTimes, CallTree, attached, find_targets, timing_probe
 from boundby.layers.timing import corrected
-from tests import layer_cases
 from tests.fakes import FakeClock
+from tests.layer_cases import CASES, Core, Does, misses, takes
 from tests.layer_models import Calls, Takes, families, instruments, layer, profiled, self_ns, small
 
 ONE = torch.ones(1)
@@ -29,18 +28,6 @@ ONE = torch.ones(1)
 @pytest.fixture
 def clock():
     return FakeClock(0)
-
-
-class Does(Calls):
-    """Does with its modules what `how` says."""
-
-    def __init__(self, clock: FakeClock, how: Callable[["Does", Any], Any], **inner: nn.Module) -> None:
-        super().__init__(clock, 0, **inner)
-        self.how, self.runs = how, 0
-
-    def forward(self, x: Any) -> Any:
-        self.runs += 1
-        return self.how(self, x)
 
 
 class Fails(Takes):
@@ -59,23 +46,23 @@ def is_bare(model: nn.Module) -> bool:
     return all("forward" not in each.__dict__ for each in model.modules())
 
 
-@pytest.mark.parametrize("case", layer_cases.CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_every_layer_is_found_to_take_what_it_took_whatever_way_it_is_called(case, tmp_path):
-    core = layer_cases.Core()
-    made = layer_cases.CASES[case](core)
-    assert layer_cases.misses(profiled(made.model, made.inputs, tmp_path, 30, clock=core).profile, made) == []
+    core = Core()
+    made = CASES[case](core)
+    assert misses(profiled(made.model, made.inputs, tmp_path, 30, clock=core).profile, made) == []
 
 
 def test_a_layer_that_waits_and_one_whose_core_others_had_say_so(tmp_path):
-    core = layer_cases.Core()
+    core = Core()
 
     def others(self: Any, x: Any) -> Any:
         core.compute(1000)
         core.wait(4000 if self.runs in (12, 30) else 0)
         return x
 
-    pushed = layer_cases.Does(others)
-    model = nn.Sequential(layer_cases.takes(core, 5000, "wait"), layer_cases.takes(core, 1000), pushed)
+    pushed = Does(others)
+    model = nn.Sequential(takes(core, 5000, "wait"), takes(core, 1000), pushed)
     profile = profiled(model, ONE, tmp_path, 20, clock=core).profile
     clocks = {each.path: (each.cpu_self_s, each.undisturbed_self_s) for each in profile.layers}
     assert clocks == {"": (None, None), "0": (0, None), "1": (None, None), "2": (None, pytest.approx(1e-3))}
@@ -115,7 +102,7 @@ def test_a_shared_module_has_a_path_under_each_caller_and_goes_by_the_name_neare
 
 def test_a_module_that_is_never_called_is_listed_without_times_and_keeps_its_parameters(clock, tmp_path):
     inner = {"a": Takes(clock, 5), "b": Calls(clock, 0, c=nn.Linear(2, 3)), "listed": nn.ModuleList()}
-    model = Does(clock, lambda m, x: m.a(x), **inner)
+    model = Does(lambda m, x: m.a(x), **inner)
     profile = profiled(model, ONE, tmp_path, clock=clock).profile
     unused = layer(profile, "b.c")
     assert (unused.calls, unused.self_s, unused.parameters, unused.parent) == (0, None, 9, "b")
@@ -172,12 +159,12 @@ def test_an_interrupted_model_is_left_bare_and_profiles_right_afterwards(error, 
 @pytest.mark.parametrize("error", [ValueError, RuntimeError])
 def test_an_error_of_the_model_passes_through_whichever_run_it_comes_in(error, clock, tmp_path):
     def failing(m, x):
-        m.clock.advance(100)
+        clock.advance(100)
         if m.runs == m.times:
             raise error("broken")
         return x + 1
 
-    model = Does(clock, failing)
+    model = Does(failing)
     model.times = 0  # the run to fail in
     ObservabilityEngine(model, tmp_path, instruments=instruments(clock)).profile(ONE, 1)
     for run in range(2, model.runs + 1):
@@ -208,7 +195,7 @@ def test_a_call_from_another_thread_belongs_to_no_layer_of_this_one(clock, tmp_p
         worker.join()
         return m.b(x)
 
-    model = Does(clock, threaded, a=Calls(clock, 1, c=Takes(clock, 10)), b=Takes(clock, 200))
+    model = Does(threaded, a=Calls(clock, 1, c=Takes(clock, 10)), b=Takes(clock, 200))
     profile = profiled(model, ONE, tmp_path, clock=clock).profile
     apart = layer(profile, "(other thread)>a")
     assert apart.is_concurrent and "another thread" in apart.doubts[0] and apart.parent == ""

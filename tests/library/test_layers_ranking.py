@@ -5,29 +5,18 @@ from dataclasses import replace
 import pytest
 
 from boundby.layers.ranking import blocks, by_self_time
-from boundby.layers.records import Coverage, LayerProfile, ModelProfile
+from boundby.layers.records import LayerProfile, ModelProfile
 from boundby.stats import summarize
+from tests.layer_profiles import layer, model_profile
 
 
 def a_layer(path: str, kind: str, self_s: float, inclusive_s: float, **others: object) -> LayerProfile:
-    given = {
-        "parent": path.rpartition(".")[0] if path else None,
-        "name": path,
-        "depth": 0,
-        "order": 0,
-        "calls": 1.0,
-        "host_self_s": summarize([self_s]),
-        "host_inclusive_s": summarize([inclusive_s]),
-        "bytes_self": 8.0,
-        "gain_at_limit_s": self_s / 2,
-    }
-    return LayerProfile(path=path, type=kind, **{**given, **others})
+    times = {"host_self_s": summarize([self_s]), "host_inclusive_s": summarize([inclusive_s])}
+    return layer(path, kind, None, **{**times, "bytes_self": 8.0, "gain_at_limit_s": self_s / 2, **others})
 
 
 def a_profile(*layers: LayerProfile) -> ModelProfile:
-    root = layers[0].host_inclusive_s
-    coverage = Coverage(1.0, "pass", 1.0)
-    return ModelProfile("p", "m", "cpu", "c", "float32", 1, root, root, 0.0, 1.0, coverage, layers, {}, (), {})
+    return model_profile(layers)
 
 
 GPT = (

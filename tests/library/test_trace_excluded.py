@@ -14,7 +14,7 @@ from boundby.trace.window import without_excluded
 from boundby.training import ManagerOptions, ProfilerManager
 from boundby.verdict import values_of
 from tests import traces
-from tests.traces import call, event, python_frame, step, work
+from tests.traces import call, event, memory_change, python_frame, step, work
 
 CUT_US, LENGTH_US = 1500.0, 700.0  # where the evaluation is, and how long it takes
 
@@ -86,11 +86,7 @@ def test_what_reaches_into_a_range_keeps_what_is_outside_of_it(tmp_path):
 
 
 def test_memory_that_changes_in_a_range_is_left_out(tmp_path):
-    def change(ts):
-        args = {"Device Type": 0, "Device Id": -1, "Addr": 1, "Bytes": 8, "Total Allocated": 8, "Total Reserved": 0}
-        return event("[memory]", ts, 0, "cpu_instant_event") | {"ph": "i", "s": "t", "args": args}
-
-    changes = [change(each) for each in (CUT_US - 10, CUT_US + 10, CUT_US + LENGTH_US + 10)]
+    changes = [memory_change(ts, 1, 8, 8) for ts in (CUT_US - 10, CUT_US + 10, CUT_US + LENGTH_US + 10)]
     trace = without_excluded(read_trace(traces.write(tmp_path, *with_evaluation(), *changes)))
     assert trace.memory.start_ns.tolist() == [1_490_000, 1_510_000]
 

@@ -2,7 +2,6 @@
 
 import random
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +23,15 @@ from boundby.trace.memory import (
     memory_page,
     memory_rows,
 )
-from tests.traces import analysis_of, event, step
+from tests.traces import analysis_of, event, memory_change, step
+from tests.web_page import WebPage
 
-GPU = {"Device Type": 1, "Device Id": 0}
-HOST = {"Device Type": 0, "Device Id": -1}
+HOST, GPU, OTHER_GPU = None, 0, 1
 
 
-def change(ts, address, size, allocated=None, where=HOST, tid=1):
-    args = {"Bytes": size, "Addr": address, "Total Allocated": allocated, "Total Reserved": 0, **where}
-    if where is GPU:
-        args["Total Reserved"] = None if allocated is None else 2 * allocated
-    args = {key: value for key, value in args.items() if value is not None}
-    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": tid, "ts": ts, "args": args}
+def change(ts, address, size, allocated=None, device=HOST, tid=1):
+    reserved = None if device is HOST or allocated is None else 2 * allocated
+    return memory_change(ts, address, size, allocated, device, reserved, tid)
 
 
 def uses_of(folder: Path, *events: dict) -> tuple[MemoryUse, ...]:
@@ -144,13 +140,12 @@ def test_address_that_is_handed_out_twice_was_given_back_unseen(tmp_path):
 
 
 def test_devices_are_apart_and_the_highest_peak_comes_first(tmp_path):
-    other = {"Device Type": 1, "Device Id": 1}
     uses = uses_of(
         tmp_path,
         event("aten::add", 0, 9),
         change(1, 7, 100, 100, HOST),
         change(2, 7, 300, 300, GPU),
-        change(3, 7, 200, 200, other),
+        change(3, 7, 200, 200, OTHER_GPU),
     )
     found = [(use.device, use.peak_bytes, use.change_bytes) for use in uses]
     assert found == [(0, 300, 300), (1, 200, 200), (None, 100, 100)]
@@ -310,57 +305,28 @@ GPU_USE = replace(
 )
 
 
-class Tags(HTMLParser):
-    """Collects tags and texts, and checks that every tag that is opened is closed."""
-
-    VOID = ("meta",)
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(page)
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        assert not {name for name, _ in attributes} & {"src", "href", "onload", "onerror", "onclick"}
-        if tag not in self.VOID:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_the_page_says_the_peak_and_whose_it_is():
-    text = " ".join(Tags(memory_page([HOST_USE], "Memory of rank 0")).text.split())
+    text = WebPage(memory_page([HOST_USE], "Memory of rank 0")).text
     assert "Host: at most 3.000 MB, 4.000 ms after the start" in text
     assert "2 allocations of 3.000 MB, 1 frees of 1.000 MB" in text
-    assert "2.000 MB1aten::mmLinear_0" in text and "500 bytes1outside of operators-" in text
-    assert "999.5 kBothers of the trace" in text
+    assert "2.000 MB 1 aten::mm Linear_0" in text and "500 bytes 1 outside of operators -" in text
+    assert "999.5 kB others of the trace" in text
     assert "What was allocated before the trace began is not known here" in text and "from before" not in text
 
 
 def test_a_device_counts_all_and_shows_what_its_allocator_has_reserved():
     page = memory_page([GPU_USE, HOST_USE], "two")
-    text = Tags(page).text
-    assert "Device 1:" in text and "64 bytesfrom before the trace" in text.replace("\n", "")
+    text = WebPage(page).text
+    assert "Device 1:" in text and "64 bytes from before the trace" in text
     stages = (("forward", 7_000), ("backward", 500), ("optimizer", 400), (None, 300), ("mine", 200))
-    told = " ".join(Tags(memory_page([replace(GPU_USE, by_stage=stages)], "stages")).text.split())
+    told = WebPage(memory_page([replace(GPU_USE, by_stage=stages)], "stages")).text
     for kind in (
-        "7.000 kBforward: activations",
-        "500 bytesbackward: gradients",
-        "400 bytesoptimizer: state of the optimizer",
-        "300 bytesin no stage",
-        "200 bytesmine",
-        "64 bytesfrom before the trace: parameters",
+        "7.000 kB forward: activations",
+        "500 bytes backward: gradients",
+        "400 bytes optimizer: state of the optimizer",
+        "300 bytes in no stage",
+        "200 bytes mine",
+        "64 bytes from before the trace: parameters",
     ):
         assert kind in told
     assert page.count("<svg") == 2 and page.count('class="reserved"') == 1
@@ -381,7 +347,9 @@ def test_names_from_a_trace_stay_text_and_one_without_memory_has_no_page():
         memory_page([], "empty")
     hostile = '<script>alert(1)</script><img src=x onerror="x">\x1b{title}'
     page = memory_page([replace(HOST_USE, owners=(MemoryOwner(hostile, hostile, 1, 1),))], hostile)
-    found = Tags(page)
-    assert not {"script", "img", "link", "iframe"} & set(found.tags)
+    found = WebPage(page)
+    assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in found.tags} and found.open == []
+    names = {name for _, attributes in found.tags for name in attributes}
+    assert not names & {"src", "href", "onload", "onerror", "onclick"}
     assert found.text.count("alert(1)") == 4 and "\x1b" not in page
     assert "default-src 'none'" in page

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from boundby.trace import analyze, read_trace
-from boundby.trace.kernels import KernelLaunch, function_name, ncu_command, slowest_launch
-from tests.traces import GPU_TRACES, call, event, step, work, write
+from boundby.trace.kernels import KernelLaunch, function_name, ncu_command
+from tests.traces import GPU_TRACES, analysis_of, call, event, step, work
 
 GEMM = "void cutlass::Kernel<cutlass_80_gemm>(cutlass_80_gemm::Params)"
 OTHER_GEMM = "void cutlass::Kernel<cutlass_90_gemm>(cutlass_90_gemm::Params)"
@@ -21,7 +21,7 @@ def launched(number: int, ts: float, dur: float, name: str) -> tuple[dict, dict]
 
 def launch_in(folder: Path, *pairs: tuple[dict, dict], steps: int = 2) -> KernelLaunch | None:
     marks = [step(10 + number, 100 * number, 100) for number in range(steps)]
-    return slowest_launch(read_trace(write(folder, *marks, *(each for pair in pairs for each in pair))))
+    return analysis_of(folder, *marks, *(each for pair in pairs for each in pair)).slowest_launch
 
 
 def test_the_longest_launch_of_the_kernel_with_most_time_is_counted_among_its_namesakes_of_the_step(tmp_path):
@@ -54,7 +54,7 @@ def test_communication_and_copies_are_left_out(tmp_path):
     found = launch_in(tmp_path, launched(1, 10, 5, "gemm"), launched(2, 20, 900, nccl), copied)
     assert found.kernel == "gemm"
     assert launch_in(tmp_path, launched(2, 20, 900, nccl), copied) is None
-    assert analyze(read_trace(write(tmp_path, event("aten::mm", 0, 5)))).slowest_launch is None, "of a host"
+    assert analysis_of(tmp_path, event("aten::mm", 0, 5)).slowest_launch is None, "of a host"
 
 
 @pytest.mark.parametrize(

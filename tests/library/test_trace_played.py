@@ -10,10 +10,9 @@ from itertools import pairwise
 
 import pytest
 
-from boundby.trace import analyze, read_trace
 from tests.trace_truth.agreement import WORTH, compare, summary
 from tests.trace_truth.programs import cases, loop, random_program, random_program_of_the_host
-from tests.trace_truth.recorder import text, trace
+from tests.trace_truth.recorder import trace
 from tests.trace_truth.simulator import (
     COMPUTE,
     COPY,
@@ -38,7 +37,6 @@ from tests.trace_truth.simulator import (
     wait_event,
     work,
 )
-from utils.trace_analysis.traces import Examination, Examined
 
 CASES = cases()
 PROGRAMS = 500
@@ -84,17 +82,6 @@ def test_the_first_cause_of_random_programs_of_the_host_gains_most(tmp_path):
     found = summary(compare(random_program_of_the_host(seed), tmp_path) for seed in range(100))
     assert found.first_is_best >= 97, found
     assert found.within_bounds == 100, found
-
-
-@pytest.mark.parametrize(("name", "slow"), [("a slow rank", 2), ("two processes with gloo", 1)])
-def test_the_slowest_rank_is_the_one_that_was_made_slow(name, slow, tmp_path):
-    program = CASES[name].program
-    machine, ranks = played(program), len(program.threads)
-    analyses = []
-    for rank in range(ranks):
-        (path := tmp_path / f"rank{rank}.json").write_text(text(machine, rank))
-        analyses.append(Examined.of(analyze(read_trace(path))))
-    assert Examination(tuple(analyses), (), "shapes").slowest == slow
 
 
 def test_a_launching_call_waits_for_room_in_the_queue():

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from boundby.trace import folded_stacks, op_stats, read_trace, step_count
-from tests.traces import event, write
+from tests.traces import event, memory_change, write
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".trace"])
@@ -107,12 +107,8 @@ def test_each_rank_of_a_job_tells_which_one_it_is(tmp_path, rank):
 
 
 def test_changes_of_memory_are_a_table_of_their_own(tmp_path):
-    def change(ts, size, device, kind, total=None):
-        args = {"Addr": 4096, "Bytes": size, "Device Id": device, "Device Type": kind, "Total Allocated": total}
-        return {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": ts, "args": args}
-
-    changes = change(11.5, 512, 1, 1, 512), change(12, -512, -1, 0), change(13, 2**70, 0, 1)
-    memory = read_trace(write(tmp_path, event("op", 10, 1), *changes)).memory
+    changes = (11.5, 4096, 512, 512, 1), (12, 4096, -512), (13, 4096, 2**70, None, 0)
+    memory = read_trace(write(tmp_path, event("op", 10, 1), *(memory_change(*each) for each in changes))).memory
     assert memory.start_ns.tolist() == [1500, 2000, 3000]
     assert memory.bytes.tolist() == [512, -512, -1]
     assert memory.device.tolist() == [1, -1, 0]

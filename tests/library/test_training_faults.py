@@ -2,9 +2,8 @@
 
 import pytest
 
-from boundby.training import StageTimer, judge_training
+from boundby.training import judge_training
 from boundby.verdict import Fix, Gain
-from tests.fakes import FakeNanoseconds
 from tests.judged_runs import HEALTHY, judged, run, trace
 
 # What a trace of the host says of any of them: no operator runs, so that it is launching, by large factors.
@@ -61,36 +60,15 @@ def test_waiting_for_a_value_of_the_device_in_each_step_is_told_by_the_trace():
 
 
 def test_an_evaluation_between_steps_is_weighed_against_the_run():
-    timer = StageTimer(clock=FakeNanoseconds())
-    timer.start()
-    for _ in range(30):
-        for name, seconds in HEALTHY.items():
-            with timer.stage(name):
-                timer.clock.advance(seconds)
-        with timer.excluded("evaluation"):
-            timer.clock.advance(0.068)
-        timer.step()
-    timer.stop()
-    found = judge_training([timer.snapshot()], SLIGHT)
+    found = judged(HEALTHY, 30, idle=0, between=0.068, saw=SLIGHT)
     assert (found.gains[0].fix.kind, found.gains[0].at_most) == ("evaluate_less", pytest.approx(3.0, rel=0.01))
     assert found.bound != "under_utilised", "the steps themselves are as they were"
 
 
 def test_what_costs_most_of_the_run_comes_before_what_costs_most_of_a_step():
-    timer = StageTimer(clock=FakeNanoseconds())
-    timer.start()
-    for _ in range(30):
-        for name, seconds in {"optimizer": 0.009, "forward": 0.001}.items():  # ten times the speed of the steps
-            with timer.stage(name):
-                timer.clock.advance(seconds)
-        with timer.excluded("evaluation"):
-            timer.clock.advance(0.04)  # five times that of the run
-        timer.step()
-    timer.stop()
-    assert [gain.fix.kind for gain in judge_training([timer.snapshot()]).gains[:2]] == [
-        "evaluate_less",
-        "cheaper_update",
-    ]
+    steps = {"optimizer": 0.009, "forward": 0.001}  # ten times the speed of the steps, and five times that of the run
+    found = judged(steps, 30, idle=0, between=0.04)
+    assert [gain.fix.kind for gain in found.gains[:2]] == ["evaluate_less", "cheaper_update"]
 
 
 def test_a_rank_that_the_others_wait_for_is_told_first():

@@ -315,19 +315,17 @@ def test_the_fixed_cost_is_the_intercept_of_the_line():
     assert fixed_cost([(1, 1.0), (2, 2.0), (2, 2.1)]) is None
 
 
-def test_the_evidence_tells_the_figures():
-    lines = "\n".join(judge(times(12.5), [PRODUCT], LIMITS).evidence)
-    assert "80.0 GFLOP/s of 100.0 measured on this machine (80 %)" in lines
-    assert "the limits need 80 % of the time: compute 80 %, memory 0 %, launch 0 %" in lines
-
-
 ON_GPU = times(14.0, device_s=Interval.exact(0.0105), enqueue_s=0.001)
 
 
 @pytest.mark.parametrize(
     ("found", "line"),
     [
-        (judge(times(12.5), [PRODUCT], LIMITS), "operator by operator the limits need 80 %"),
+        (judge(times(12.5), [PRODUCT], LIMITS), "80.0 GFLOP/s of 100.0 measured on this machine (80 %)"),
+        (
+            judge(times(12.5), [PRODUCT], LIMITS),
+            "operator by operator the limits need 80 % of the time: compute 80 %, memory 0 %, launch 0 %",
+        ),
         (judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS), "making the input takes 30.00 ms"),
         (judge(times(40.0), [timed(PRODUCT, 10.0)], LIMITS), "of the measured time 75 % is small operators"),
         (judge(ON_GPU, [PRODUCT], LIMITS, on_host=False), "the device computes for 10.50 of 14.00 ms"),

@@ -12,6 +12,7 @@ import pytest
 
 from boundby import files
 from boundby.disturbance import Disturbance
+from tests import baseline_document
 from tests.injection import Fault, injected
 from tests.monitor_runs import USUAL, write_run
 from utils import visits
@@ -23,7 +24,7 @@ from utils.visits import Timing, Visit
 
 SPREAD = (1.0, 1.004, 0.996, 1.002, 0.998)  # of five quiet rounds
 LOUD = (1.0, 1.12, 0.9, 1.05, 0.96)
-CPU = {"type": "cpu", "threads": 2}
+MODEL = {"name": "intents", "revision": None, "fingerprint": "0123abcd", "dtype": "float32"}
 GPU = {"type": "cuda", "name": "NVIDIA A100-SXM4-40GB"}
 PARTS = {"config": {"model": {"dtype": "float32"}}, "code": "c0de", "versions": {"torch": "2.13.0"}, "environment": {}}
 
@@ -54,20 +55,9 @@ def row(dtype: str, size: int, status: str = "ok", doubts: Sequence[str] = ()) -
 
 
 def document(made: Sequence[Visit], **changes: Any) -> dict[str, Any]:
-    points = dict.fromkeys((each.dtype, each.batch_size) for each in made)
-    return {
-        "schema_version": METRICS_VERSION,
-        "boundby_version": "0.1.0",
-        "written": "2026-08-22T10:15:30+00:00",
-        "complete": True,
-        "machine_fingerprint": "c0" * 8,
-        "work_fingerprint": "feedfacecafebeef",
-        "model": {"name": "intents", "revision": None, "fingerprint": "0123abcd", "dtype": "float32"},
-        "device": CPU,
-        "batch_sizes": [row(*point) for point in points],
-        "full_dataset_metrics": None,
-        **changes,
-    }
+    rows = [row(*point) for point in dict.fromkeys((each.dtype, each.batch_size) for each in made)]
+    known = {"batch_sizes": rows, "model": MODEL, "full_dataset_metrics": None}
+    return baseline_document.document([], **{**known, **changes})
 
 
 def evaluation(folder: Path, right: Sequence[bool], seconds: Sequence[float], first_row: int = 0) -> dict[str, Any]:
@@ -108,9 +98,28 @@ def compare(capsys: pytest.CaptureFixture[str]) -> Command:
     return start
 
 
+AS_A = {1: 0.004, 8: 0.002, 32: 0.001}  # seconds per sample by batch size
+SLOWER = {**AS_A, 8: 0.0022}
+
+
 @pytest.fixture
 def a(tmp_path: Path) -> Path:
-    return store(tmp_path / "a", sweep({1: 0.004, 8: 0.002, 32: 0.001}))
+    return store(tmp_path / "a", sweep(AS_A))
+
+
+@pytest.fixture
+def with_b(compare: Command, a: Path, tmp_path: Path) -> Command:
+    """Compare A with a run of these visits, whose document differs by what is given."""
+
+    def start(made: Sequence[Visit], *options: str, parts: Mapping[str, Any] = PARTS, **changes: Any) -> Any:
+        return compare(a, store(tmp_path / "b", made, document(made, **changes), parts), *options)
+
+    return start
+
+
+def cells_of(shown: str, batch_size: int) -> list[str]:
+    """Return the cells of a batch size in the table of a comparison."""
+    return next(line for line in shown.splitlines() if line.startswith(f"float32 {batch_size:6}")).split()
 
 
 def test_equal_runs_are_the_same_and_end_with_0(compare: Command, a: Path) -> None:
@@ -121,11 +130,11 @@ def test_equal_runs_are_the_same_and_end_with_0(compare: Command, a: Path) -> No
 
 
 def test_a_slower_run_is_a_regression_and_ends_with_1(compare: Command, a: Path, tmp_path: Path) -> None:
-    b = store(tmp_path / "b", sweep({1: 0.004, 8: 0.0022, 32: 0.001}))
+    b = store(tmp_path / "b", sweep(SLOWER))
     code, shown, _ = compare(a, b)
     assert code == 1
     assert shown.startswith("REGRESSION: B is slower at float32 batch size 8 (+10.0 % time); 2 same of 3 rows\n")
-    cells = next(line for line in shown.splitlines() if line.startswith("float32      8")).split()
+    cells = cells_of(shown, 8)
     assert cells[:6] == ["float32", "8", "500.0", "454.5", "+10.0", "%"]  # samples per second of A and B
     assert cells[-1] == "slower"
     code, shown, _ = compare(b, a)
@@ -141,13 +150,9 @@ def test_further_runs_are_held_against_the_first_in_one_table(compare: Command, 
     said = " ".join(shown.split())
     assert "B against A: IMPROVED: B is faster at float32 batch size 8 (-10.0 % time); 2 same of 3 rows" in said
     assert "C against A: REGRESSION: C is slower at float32 batch size 8 (+10.0 % time); 1 same of 2 rows" in said
-    cells = next(line for line in shown.splitlines() if line.startswith("float32      8")).split()
+    cells = cells_of(shown, 8)
     assert cells[:4] == ["float32", "8", "500.0", "-10.0"] and "faster" in cells and cells[-1] == "slower"
-    assert next(line for line in shown.splitlines() if line.startswith("float32     32")).split()[-3:] == [
-        "same",
-        "-",
-        "-",
-    ]
+    assert cells_of(shown, 32)[-3:] == ["same", "-", "-"]
     assert "C: Measured in one run only:\n- float32 batch size 32: A ok, C absent" in shown
     assert compare(a, b, b, "--strict")[0] == 0
     several = json.loads(compare(a, b, c, "--json")[1])["comparisons"]
@@ -194,37 +199,31 @@ def test_an_ambiguous_row_says_how_many_rounds_would_settle_it(compare: Command,
     assert compare(a, b, "--strict")[0] == 1
 
 
-def test_one_round_is_said_to_give_no_interval(compare: Command, a: Path, tmp_path: Path) -> None:
-    b = store(tmp_path / "b", sweep({1: 0.004, 8: 0.0022, 32: 0.001}, spread=[1.0]))
-    code, shown, _ = compare(a, b)
+def test_one_round_is_said_to_give_no_interval(with_b: Command) -> None:
+    code, shown, _ = with_b(sweep(SLOWER, spread=[1.0]))
     assert code == 0
     assert "float32 batch size 8: one round gives no interval" in shown
 
 
-def test_another_machine_is_refused_unless_forced(compare: Command, a: Path, tmp_path: Path) -> None:
-    made = sweep({1: 0.004, 8: 0.002, 32: 0.001})
-    b = store(tmp_path / "b", made, document(made, machine_fingerprint="d0" * 8))
-    code, shown, notes = compare(a, b)
+def test_another_machine_is_refused_unless_forced(with_b: Command) -> None:
+    code, shown, notes = with_b(sweep(AS_A), machine_fingerprint="d0" * 8)
     assert (code, shown) == (2, "")
     assert "differ in their machine (hardware, driver, quota)" in notes and "--force" in notes
-    code, shown, notes = compare(a, b, "--force")
+    code, shown, notes = with_b(sweep(AS_A), "--force", machine_fingerprint="d0" * 8)
     assert (code, notes) == (0, "")
     assert "Doubts:\n- the machine (hardware, driver, quota) is not the same in both runs" in shown
 
 
-def test_other_work_is_refused(compare: Command, a: Path, tmp_path: Path) -> None:
-    made = sweep({8: 0.002})
-    b = store(tmp_path / "b", made, document(made, work_fingerprint="0", machine_fingerprint=None))
-    code, _, notes = compare(a, b)
+def test_other_work_is_refused(with_b: Command) -> None:
+    code, _, notes = with_b(sweep({8: 0.002}), work_fingerprint="0", machine_fingerprint=None)
     assert code == 2
     assert "machine (hardware, driver, quota) and their work (rows, labels, max_length, method)" in notes
 
 
-def test_what_differs_is_told_and_does_not_hinder(compare: Command, a: Path, tmp_path: Path) -> None:
-    made = sweep({1: 0.004, 8: 0.002, 32: 0.001})
-    model = {"name": "intents", "revision": "5f0c6f7a4d2b", "fingerprint": "4567", "dtype": "float32"}
+def test_what_differs_is_told_and_does_not_hinder(with_b: Command) -> None:
+    model = {**MODEL, "revision": "5f0c6f7a4d2b", "fingerprint": "4567"}
     parts = {**PARTS, "code": "beef", "versions": {"torch": "2.11.0"}}
-    code, shown, _ = compare(a, store(tmp_path / "b", made, document(made, model=model), parts))
+    code, shown, _ = with_b(sweep(AS_A), model=model, parts=parts)
     assert code == 0
     told = shown.split("What differs, and so may be the cause:\n")[1].splitlines()
     assert told == [
@@ -235,9 +234,8 @@ def test_what_differs_is_told_and_does_not_hinder(compare: Command, a: Path, tmp
     ]
 
 
-def test_single_dtypes_that_differ_are_compared_with_each_other(compare: Command, a: Path, tmp_path: Path) -> None:
-    made = sweep({("bfloat16", 1): 0.004, ("bfloat16", 8): 0.001})
-    code, shown, _ = compare(a, store(tmp_path / "b", made))
+def test_single_dtypes_that_differ_are_compared_with_each_other(with_b: Command) -> None:
+    code, shown, _ = with_b(sweep({("bfloat16", 1): 0.004, ("bfloat16", 8): 0.001}))
     assert code == 0
     assert shown.startswith("IMPROVED: B is faster at float32 -> bfloat16 batch size 8 (-50.0 % time)")
     assert "- float32 batch size 32: A ok, B absent" in shown
@@ -254,34 +252,30 @@ def test_a_dtype_of_one_run_alone_is_listed(compare: Command, tmp_path: Path) ->
     )
 
 
-def test_a_batch_size_that_no_longer_fits_is_a_regression(compare: Command, a: Path, tmp_path: Path) -> None:
-    made = sweep({1: 0.004, 8: 0.002})
-    content = document(made)
-    content["batch_sizes"].append(row("float32", 32, "oom"))
-    code, shown, _ = compare(a, store(tmp_path / "b", made, content))
+WITHOUT_32 = [row("float32", 1), row("float32", 8), row("float32", 32, "oom")]
+
+
+def test_a_batch_size_that_no_longer_fits_is_a_regression(with_b: Command) -> None:
+    code, shown, _ = with_b(sweep({1: 0.004, 8: 0.002}), batch_sizes=WITHOUT_32)
     assert code == 1
     assert shown.startswith("REGRESSION: B fails at float32 batch size 32; 2 same of 2 rows\n")
     assert "- float32 batch size 32: A ok, B oom" in shown
 
 
-def test_rounds_of_a_batch_size_that_failed_later_do_not_count(compare: Command, a: Path, tmp_path: Path) -> None:
-    made = sweep({1: 0.004, 8: 0.002, 32: 0.009})
-    content = document(made, batch_sizes=[row("float32", 1), row("float32", 8), row("float32", 32, "oom")])
-    assert "2 same of 2 rows" in compare(a, store(tmp_path / "b", made, content))[1]
+def test_rounds_of_a_batch_size_that_failed_later_do_not_count(with_b: Command) -> None:
+    assert "2 same of 2 rows" in with_b(sweep({1: 0.004, 8: 0.002, 32: 0.009}), batch_sizes=WITHOUT_32)[1]
 
 
-def test_doubts_stand_beside_the_rows(compare: Command, a: Path, tmp_path: Path) -> None:
-    made = sweep({1: 0.004, 8: 0.002})
+def test_doubts_stand_beside_the_rows(with_b: Command) -> None:
     doubts = ["disturbed: in 2 of 5 rounds another process used the CPU"]
     rows = [row("float32", 1, "ok", doubts), row("float32", 8, "noisy", doubts)]
-    content = document(made, batch_sizes=rows, complete=False)
-    shown = " ".join(compare(a, store(tmp_path / "b", made, content))[1].split())
+    shown = " ".join(with_b(sweep({1: 0.004, 8: 0.002}), batch_sizes=rows, complete=False)[1].split())
     assert "- B: step 02 had not finished when this was written" in shown
     assert f"- float32 batch size 1 and float32 batch size 8: B: {doubts[0]}" in shown
 
 
-def test_runs_without_a_common_batch_size_end_with_2(compare: Command, a: Path, tmp_path: Path) -> None:
-    code, _, notes = compare(a, store(tmp_path / "b", sweep({2: 0.002})))
+def test_runs_without_a_common_batch_size_end_with_2(with_b: Command) -> None:
+    code, _, notes = with_b(sweep({2: 0.002}))
     assert code == 2
     assert "no dtype and batch size in common" in notes and "A has float32 1, float32 8, float32 32" in notes
 
@@ -374,11 +368,9 @@ def layout(folder: Path) -> Any:
     return Layout(folder, folder / "baseline_metrics.json", folder / "detailed_metrics.csv", folder / "val_df.csv")
 
 
-def test_json_is_one_strict_document(compare: Command, a: Path, tmp_path: Path) -> None:
-    made = sweep({1: 0.004, 8: 0.0022, 32: 0.001})
-    name = {"name": "intents é\u2028\u202e", "revision": None, "fingerprint": "0123abcd"}
-    b = store(tmp_path / "b", made, document(made, model=name))
-    code, shown, _ = compare(a, b, "--json")
+def test_json_is_one_strict_document(with_b: Command) -> None:
+    name = {**MODEL, "name": "intents é\u2028\u202e"}
+    code, shown, _ = with_b(sweep(SLOWER), "--json", model=name)
     assert code == 1 and shown.isascii()
     found = json.loads(shown, parse_constant=pytest.fail)
     assert found["verdict"] == "regression"
@@ -446,26 +438,22 @@ BUSY = (Disturbance("foreign_load", "other processes used 1.0 of 2 cores"),)
 
 
 @pytest.mark.parametrize(("quiet", "verdict"), [(0, "ambiguous"), (2, "ambiguous"), (3, "slower"), (5, "slower")])
-def test_no_verdict_rests_on_disturbed_rounds(
-    compare: Command, a: Path, tmp_path: Path, quiet: int, verdict: str
-) -> None:
+def test_no_verdict_rests_on_disturbed_rounds(with_b: Command, quiet: int, verdict: str) -> None:
     slower = sweep({1: 0.004, 8: 0.004, 32: 0.001})
     disturbed = [replace(each, disturbances=() if each.round < quiet else BUSY) for each in slower]
-    _, shown, _ = compare(a, store(tmp_path / "b", disturbed))
-    cells = next(line for line in shown.splitlines() if line.startswith("float32      8")).split()
-    assert cells[-1] == verdict
+    _, shown, _ = with_b(disturbed)
+    assert cells_of(shown, 8)[-1] == verdict
     refused = f"something else used the machine in too many rounds: {5 - quiet} of 5 in B" in " ".join(shown.split())
     assert refused == (quiet < 3)
 
 
-def test_two_runs_that_timed_other_batches_say_so(compare: Command, a: Path, tmp_path: Path) -> None:
+def test_two_runs_that_timed_other_batches_say_so(with_b: Command) -> None:
     said = "the two runs timed other batches"
-    assert said not in compare(a, a)[1]
+    assert said not in with_b(sweep(AS_A))[1]
     moved = [
-        replace(each, timings=tuple(replace(one, index=one.index + 1) for one in each.timings))
-        for each in sweep({1: 0.004, 8: 0.002, 32: 0.001})
+        replace(each, timings=tuple(replace(one, index=one.index + 1) for one in each.timings)) for each in sweep(AS_A)
     ]
-    assert said in " ".join(compare(a, store(tmp_path / "b", moved))[1].split())
+    assert said in " ".join(with_b(moved)[1].split())
 
 
 def test_one_dtype_has_nothing_to_be_compared_with() -> None:
@@ -507,10 +495,10 @@ def test_training_runs_are_compared_on_the_command_line(stages, verdict, code, t
 
 
 def test_a_saved_baseline_stands_for_the_run_it_was_made_of(compare: Command, a: Path, tmp_path: Path) -> None:
-    made, file = sweep({1: 0.004, 8: 0.002, 32: 0.001}), tmp_path / "baselines.json"
+    made, file = sweep(AS_A), tmp_path / "baselines.json"
     for folder in (a, slow := tmp_path / "b"):
         full = evaluation(folder, RIGHT, [1.0] * 5)
-        rows = made if folder == a else sweep({1: 0.004, 8: 0.0022, 32: 0.001})
+        rows = made if folder == a else sweep(SLOWER)
         store(folder, rows, document(rows, full_dataset_metrics=full))
     assert compare(a, "--save-baseline", file)[0] == compare(slow, "--save-baseline", file, "--name", "slow")[0] == 0
     assert file.stat().st_size < 20_000
@@ -544,10 +532,8 @@ def test_an_unusable_baseline_ends_with_2_and_the_way_out(compare, a, tmp_path, 
     assert (code, shown) == (2, "") and message in notes
 
 
-def test_markdown_is_a_table_that_makes_no_markup_of_names(compare: Command, a: Path, tmp_path: Path) -> None:
-    made = sweep({1: 0.004, 8: 0.0022, 32: 0.001})
-    name = {"name": "<b>@someone|x", "revision": None, "fingerprint": "0123abcd"}
-    code, shown, _ = compare(a, store(tmp_path / "b", made, document(made, model=name)), "--markdown")
+def test_markdown_is_a_table_that_makes_no_markup_of_names(with_b: Command) -> None:
+    code, shown, _ = with_b(sweep(SLOWER), "--markdown", model={**MODEL, "name": "<b>@someone|x"})
     lines = shown.splitlines()
     assert code == 1 and lines[0].startswith("### ") and lines[2].startswith("REGRESSION: B is slower")
     [header] = [at for at, line in enumerate(lines) if line.startswith("| dtype")]

@@ -16,7 +16,7 @@ from boundby.disturbance import Disturbance
 from boundby.energy import EnergyMeter, EnergyUse
 from boundby.known import Missing
 from boundby.timer import Timer
-from boundby.verdict import Doubt, Fix, Verdict
+from boundby.verdict import Doubt, Verdict
 from boundby.work import transformer_flops, transformer_shape
 from tests.fakes import FakeClock, FakeThreads, FakeTokenizer, FakeWatch
 from utils import columns, diagnosis, profiler
@@ -349,15 +349,6 @@ def test_a_model_without_products_has_no_useful_share_of_them() -> None:
 # What surrounds the forward
 
 
-@pytest.mark.parametrize(("share", "bound"), [(1.0, "input"), (0.99, "compute")])
-def test_a_tokenizer_as_slow_as_the_forward_is_the_bound(share: float, bound: str) -> None:
-    bench = Bench(EVEN, seconds_per_text=8 * SECONDS_PER_TOKEN * share).sweep(4)
-    finding = bench.finding()
-    assert values(finding)["bound"] == bound
-    [ahead] = [gain for gain in fixes(finding.verdict) if gain == str(Fix("overlap_input"))]
-    assert fixes(finding.verdict)[ahead] == pytest.approx(1 + share)
-
-
 def test_the_part_that_does_not_grow_with_the_batch_is_found_from_all_rows() -> None:
     bench = Bench(EVEN)
     bench.model.before = lambda rows, tokens: bench.clock.advance(8 * SECONDS_PER_TOKEN)  # as long as one text takes
@@ -462,27 +453,6 @@ def test_only_the_chosen_size_is_tried_and_its_reference_batch_has_shape_and_tim
     assert four.verdict.reference is not None
     assert str(four.verdict.reference) == "4 × 8 tokens"
     assert four.verdict.reference.seconds.value == pytest.approx(32 * SECONDS_PER_TOKEN / 2)
-
-
-def test_what_does_not_fit_into_the_seconds_for_trials_is_said(two_threads: None) -> None:
-    verdict = Bench(EVEN).sweep(4).finding(4, max_seconds=0.01).verdict
-    assert tried(verdict) == []
-    assert set(untried(verdict).values()) == {"over_budget"}
-    assert {"double_batch", "threads"} < set(untried(verdict))
-    assert (verdict.bound, verdict.confirmation) == ("compute", "untested")
-
-
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [(torch.OutOfMemoryError("CUDA out of memory."), "out_of_memory"), (RuntimeError("index out of range"), "failed")],
-)
-def test_a_doubled_batch_that_fails_is_a_remark(two_threads: None, error: BaseException, why: str) -> None:
-    bench = Bench(EVEN).sweep(4)
-    bench.model.before = raising(error)
-    verdict = bench.finding(4).verdict
-    assert tried(verdict) == ["1 of 2 threads"]
-    assert untried(verdict)["double_batch"] == why
-    assert (verdict.bound, verdict.confirmation) == ("compute", "confirmed")
 
 
 def test_a_model_that_cannot_be_packed_says_so() -> None:

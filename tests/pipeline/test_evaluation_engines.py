@@ -118,6 +118,19 @@ def test_an_engine_that_does_not_win_leaves_ours_a_reason_and_no_files(
     assert not list((tmp_path / "converted").glob("*"))
 
 
+def test_a_conversion_that_fails_is_made_once_for_all_precisions_and_told_once(settings, engine, tmp_path, monkeypatch):
+    def fail(process: object) -> None:
+        engine.conversions += 1
+        raise engines.EngineFailed("ValueError: no such operator")
+
+    monkeypatch.setitem(ENGINES, "openvino_int8", replace(ENGINES["openvino_int8"], packages=()))
+    monkeypatch.setattr(engines.EngineProcess, "convert", fail)
+    assert workplace.evaluate(asked(settings, tmp_path), *workplace.WHOLE) == [0, 0, 0]
+    made = planned(tmp_path)
+    assert made.choices.precision == "float32" and engine.conversions == 1
+    assert made.reasons.engine.reason == "not OpenVINO int8, OpenVINO: ValueError: no such operator"
+
+
 def gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     next((folder / "converted").glob("*/model.xml")).unlink()
 

@@ -1,6 +1,7 @@
 """The parts of an evaluation that need no model: rows by ranges, counts, spans of time, the search for a budget."""
 
 import csv
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from utils.artifacts import Layout
 from utils.data import load_texts
 from utils.errors import InputError
 from utils.evaluation import executors, rows, tuning
+from utils.evaluation import run as evaluation
 from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
 from utils.evaluation.parts import Cost
 from utils.evaluation.plan import Identity
@@ -197,6 +199,38 @@ def test_the_margin_of_near_ties_is_that_of_full_batches(monkeypatch):
 
 def test_the_tokens_of_all_texts_follow_from_their_characters():
     assert tuning.whole_tokens(Machine({}), ["text"] * 10, characters=4000) == 100 * 10 * 4000 / 40
+
+
+@pytest.mark.parametrize(
+    ("device", "moved"), [("cuda:0", ["the model to cpu", "memory given back"]), ("cpu", [])], ids=["GPU", "CPU"]
+)
+def test_the_model_that_planned_makes_room_on_a_gpu_before_its_workers_come(device, moved, monkeypatch, tmp_path):
+    happened: list[str] = []
+
+    def local(workers: int, *_: object, **__: object) -> executors.Executor:
+        happened.append(f"{workers} workers")
+        return lambda path, pending, wait: iter(())
+
+    monkeypatch.setattr(executors, "local", local)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("memory given back"))
+    loaded = SimpleNamespace(
+        model=SimpleNamespace(to=lambda where: happened.append(f"the model to {where}")), device=torch.device(device)
+    )
+    settings = SimpleNamespace(engine="local", storage=None, workers=2)
+    asked = SimpleNamespace(
+        config=SimpleNamespace(evaluation=settings, model=SimpleNamespace(device=device)),
+        args=SimpleNamespace(trust_remote_code=False),
+        layout=SimpleNamespace(evaluation=tmp_path),
+        note=print,
+        progress=lambda total, what: nullcontext(),
+    )
+    made = SimpleNamespace(
+        shards=[],
+        choices=SimpleNamespace(threads_per_worker=1),
+        identity=SimpleNamespace(task="sequence_classification"),
+    )
+    evaluation.predict(asked, made, loaded=loaded)
+    assert happened == [*moved, "2 workers"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from sklearn.metrics import brier_score_loss, precision_recall_fscore_support
 
 from boundby import files
+from boundby.known import Missing
 from tests import evaluation_workplace as workplace
 from tests import predicted_quality as predicted
 from tests.baseline_document import PLAN
@@ -204,8 +205,8 @@ def test_tables_for_people_and_the_record_for_programs_say_the_same(tmp_path):
     assert (last["recall"], last["f1"], last["reason"]) == ("", "0.0", "recall: no row has this label")
     [_, first, _] = read_csv(folder.confident_mistakes)
     assert first[-1] == '\'=HYPERLINK("x")\nsecond line 0'
-    found, reason = quality.read(folder, PLAN)
-    assert reason is None and found.names == list(names)
+    found = quality.read(folder, PLAN)
+    assert found.names == list(names)
     assert np.array_equal(found.confusion, predicted.COUNTS)
     assert found.record.confident_mistakes[0].text == '=HYPERLINK("x")\nsecond line 0'
     assert found.record.calibration == predicted.reliability()
@@ -213,21 +214,21 @@ def test_tables_for_people_and_the_record_for_programs_say_the_same(tmp_path):
 
 def test_what_cannot_be_read_has_a_reason(tmp_path):
     folder = EvaluationFolder(tmp_path / "evaluation")
-    assert quality.read(folder, PLAN) == (None, "there is no evaluation/quality.json")
+    assert quality.read(folder, PLAN) == Missing("there is no evaluation/quality.json")
     predicted.store(folder)
-    assert quality.read(folder, "other") == (None, "quality.json is of another evaluation than the metrics")
-    assert quality.read(folder, None)[0] is None
+    assert quality.read(folder, "other") == Missing("quality.json is of another evaluation than the metrics")
+    assert not quality.read(folder, None)
     whole = folder.confusion_matrix.read_text()
     folder.confusion_matrix.write_text(whole.partition("\n")[2])
-    assert quality.read(folder, PLAN)[1] == "confusion_matrix.csv and quality.json are not of the same classes"
+    assert quality.read(folder, PLAN).reason == "confusion_matrix.csv and quality.json are not of the same classes"
     folder.confusion_matrix.write_text(whole.replace("90", "ninety"))
-    assert "cannot be read" in quality.read(folder, PLAN)[1]
+    assert "cannot be read" in quality.read(folder, PLAN).reason
     folder.confusion_matrix.unlink()
-    assert quality.read(folder, PLAN)[1] == "there is no evaluation/confusion_matrix.csv"
+    assert quality.read(folder, PLAN).reason == "there is no evaluation/confusion_matrix.csv"
     folder.quality.write_text(folder.quality.read_text().replace('"schema_version": 1', '"schema_version": 9'))
-    assert quality.read(folder, PLAN)[1] == "quality.json is of version 9, this program reads 1"
+    assert quality.read(folder, PLAN).reason == "quality.json is of version 9, this program reads 1"
     folder.quality.write_text("[]")
-    assert "cannot be read" in quality.read(folder, PLAN)[1]
+    assert "cannot be read" in quality.read(folder, PLAN).reason
 
 
 def test_texts_without_labels_are_predicted_and_their_accuracy_is_absent(tmp_path, capsys):

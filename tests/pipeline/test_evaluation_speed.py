@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from boundby.inference import last_layer, strategies
+from boundby.inference.reference import compare_logits
 from tests import evaluation_workplace as workplace
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, PipelineError
@@ -88,21 +89,23 @@ def test_the_texts_that_a_gpu_computes_one_by_one_are_in_what_choosing_a_precisi
     assert plans.load(here[0]).reasons.precision == reason
 
 
-def test_the_margin_of_near_ties_is_reckoned_in_batches_of_the_planned_budget(here, monkeypatch):
+@pytest.mark.parametrize(("difference", "expected"), [(0.1, 0.5), (0.6, 1.5)])  # 0.2 was seen on the sample
+def test_the_margin_of_near_ties_grows_with_the_differences_in_full_batches(here, monkeypatch, difference, expected):
     asked: list[int] = []
+    report = compare_logits("int8", np.array([[1.2, 0.0]]), np.array([[1.0, 0.0]]))
 
     def chosen(model, tokenizer, sample, rule, options):
-        return SimpleNamespace(options=replace(options, guard_margin=0.5), report=None, reasons=(), reference=None)
+        return SimpleNamespace(options=replace(options, guard_margin=0.5), report=report, reasons=(), reference=None)
 
     def guard(predictor, model, texts, rule):
         asked.append(predictor.token_budget)
-        return 3.0
+        return rule(difference, 1.0)
 
     monkeypatch.setattr(planning, "choose_precision", chosen)
     monkeypatch.setattr(tuning, "guard_in_full_batches", guard)
     assert workplace.evaluate(here[1], "plan evaluation.precision=guarded") == [0]
     choices = plans.load(here[0]).choices
-    assert (choices.guard_margin, asked) == (3.0, [choices.token_budget])
+    assert (pytest.approx(choices.guard_margin), asked) == (expected, [choices.token_budget])
 
 
 class Timed:

@@ -1,6 +1,10 @@
 """What is looked at first on a GPU: every check has failed once on purpose, and measures what it judges."""
 
-from dataclasses import replace
+import json
+import os
+import subprocess
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +17,7 @@ from boundby.trials import Candidate, Made
 from boundby.verdict import Fix
 from scripts import check_gpu
 from utils import first_light
-from utils.first_light import CHECKS, Card, Check, NotHereError, Sizes, look
+from utils.first_light import CHECKS, Card, Check, Line, NotHereError, Sizes, look, watched
 
 CARD = Card(
     torch.device("cpu"),
@@ -74,7 +78,7 @@ FIGURES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
             "of the limit of products": 0.65,
             "s for 369,475 texts": 53.0,
         },
-        [{"way": "padded"}, {"of the limit of products": 0.5}, {"s for 369,475 texts": 61.0}],
+        [{"of the limit of products": 0.5}],
     ),
     "layers of GPT-2": (
         {"layers over the whole": 0.99, "status": "pass", "device times": 150, "doubts": []},
@@ -287,6 +291,13 @@ def test_the_energy_of_a_card_is_held_against_its_power(monkeypatch):
     assert (line.verdict, line.figures["J by the counter"]) == ("look", 0.0)
     assert line.figures["W x s"] > 0
 
+    def lacks(_: Counter) -> float:
+        raise OSError("NVML: Not Supported")
+
+    monkeypatch.setattr(Counter, "joules", lacks)  # as on many a GeForce
+    [line] = look(card, [BY_NAME["energy"]])
+    assert (line.verdict, line.reason) == ("not here", "NVML: Not Supported")
+
 
 def test_a_check_that_raises_has_failed_one_that_lacks_something_has_not_and_the_time_is_kept():
     def broken(card: Card) -> dict[str, Any]:
@@ -300,6 +311,48 @@ def test_a_check_that_raises_has_failed_one_that_lacks_something_has_not_and_the
     assert [line.verdict for line in lines] == ["failed", "not here", "ok"]
     assert "a: RuntimeError: CUDA error: an illegal memory access  [expected: x]" in str(lines[0])
     assert [line.reason for line in look(replace(CARD, until=0.0), checks)] == ["no time was left for it"] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_check_that_hangs_or_ends_its_process_costs_no_other_and_what_it_began_is_ended(monkeypatch):
+    reader, writer = os.pipe()
+
+    def fine(card: Card) -> dict[str, Any]:
+        return {"process": os.getpid()}
+
+    def hangs(card: Card) -> dict[str, Any]:
+        subprocess.Popen(["sleep", "300"], pass_fds=[writer])
+        time.sleep(300)
+        return {}
+
+    def ends(card: Card) -> dict[str, Any]:
+        os._exit(3)
+
+    makes = {"a": fine, "b": hangs, "c": ends, "d": fine, "e": fine}
+    checks = [Check(name, "x", make, bool, name == "e", 0.3 if name == "b" else 90) for name, make in makes.items()]
+    monkeypatch.setattr(first_light, "CHECKS", checks)
+    monkeypatch.setattr(first_light, "LEAST_LIMIT_S", 0.0)
+    found = list(watched(CARD, checks, "fork"))
+    lines, documents = zip(*found, strict=True)
+    assert [line.verdict for line in lines] == ["ok", "failed", "failed", "ok", "ok"]
+    assert [line.reason for line in lines[1:3]] == ["no answer within 0 s", "its process ended"]
+    assert len({line.figures["process"] for line in lines if line.figures}) == 3  # a program is beside nothing else
+    assert [len(document["checks"]) for document in documents] == [1, 2, 3, 4, 5]
+    assert all(document["device"]["type"] == "cpu" for document in documents)
+    os.close(writer)
+    assert os.read(reader, 1) == b""  # nobody else has it open any more
+    os.close(reader)
+
+
+def test_what_was_seen_is_written_before_the_next_check(tmp_path, monkeypatch):
+    def interrupted(card: Card, checks: list[Check]) -> Any:
+        yield (line := Line("a", "x", "ok", {"n": 1}, 0.0)), {"checks": [asdict(line)]}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("boundby.device.pick_device", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr(first_light, "watched", interrupted)
+    assert check_gpu.main(["--output", str(tmp_path / "seen.json")]) == 130
+    assert [check["name"] for check in json.loads((tmp_path / "seen.json").read_text())["checks"]] == ["a"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

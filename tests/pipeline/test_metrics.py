@@ -14,7 +14,7 @@ from boundby.disturbance import Disturbance
 from boundby.sampler import NoSource, Reading, Sampler
 from boundby.timer import WarmUp
 from tests.fakes import FakeClock
-from utils import columns, document
+from utils import columns
 from utils.columns import COLUMNS, NAMES
 from utils.metrics import MetricsCollector
 from utils.visits import Timing, Visit
@@ -226,12 +226,6 @@ def test_warm_up_and_memory_give_doubts_once() -> None:
     row = row_of(*(visit(number, warm_up=cold, memory=full) for number in range(5)))
     assert row["doubts"] == ["warm-up: it did not converge", "memory: device memory is nearly full"]
     assert (row["warmup_runs"], row["warmup_converged"]) == (3, False)
-
-
-def test_every_typed_column_is_one_of_the_table() -> None:
-    """A new column is an entry of the table alone; a type it needs only where code reads it by its name."""
-    facts = {"doubt_kinds", "reasons", "verdict", "whole"}
-    assert set(document.Row.__annotations__) - facts <= set(NAMES)
 
 
 def test_an_outlier_is_a_doubt() -> None:

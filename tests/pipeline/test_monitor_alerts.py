@@ -53,14 +53,7 @@ def test_starvation_is_more_than_a_fifth_of_the_last_hundred_steps_in_data():
         alerts.input_starvation(times_of([{"forward": 1.0}] * 40))
 
 
-def memory(values: list[float], name: str = "process_memory_bytes"):
-    loop = Loop(None)
-    for value in values:
-        loop.step({"forward": 1.0}, {name: value})
-    return loop.timer.snapshot()
-
-
-def learning(name: str, values: list[float]):
+def recorded(values: list[float], name: str = "process_memory_bytes"):
     loop = Loop(None)
     for value in values:
         loop.step({"forward": 1.0}, {name: value})
@@ -73,30 +66,24 @@ def learning(name: str, values: list[float]):
         (alerts.not_finite, "loss", [1.0, float("nan"), *[1.0] * 100], [1.0, float("nan"), *[1.0] * 99], "at step 1"),
         (alerts.not_finite, "grad_norm", [1.0], [1.0, float("inf")], "grad_norm: 1 of the last 2"),
         (alerts.diverging, "loss", [1.0] * 30 + [2.0] * 20, [1.0] * 30 + [2.1] * 20, "2.1 over the last 20"),
-        (
-            alerts.diverging,
-            "eval_loss",
-            [1.0] * 20 + [0.1] * 20 + [0.4] * 20,
-            [1.0] * 20 + [9.0] * 20,
-            "after 1 before",
-        ),
+        (alerts.diverging, "eval_loss", [1.0] * 20 + [0.1] * 20 + [0.4] * 20, [1.0] * 20 + [9.0] * 20, "1 before"),
         (alerts.exploding, "grad_norm", [1.0] * 20 + [10.0], [1.0] * 20 + [10.1], "10.1 at step 20"),
     ],
 )
 def test_a_loss_that_breaks_down_and_gradients_that_explode_are_said(look, name, quiet, raised, said):
-    assert look(learning(name, quiet)) is None
-    assert said in look(learning(name, raised))
+    assert look(recorded(quiet, name)) is None
+    assert said in look(recorded(raised, name))
     if look is alerts.exploding:
         with pytest.raises(Unwatched, match="records no metric grad_norm"):
-            look(learning("accuracy", quiet))
+            look(recorded(quiet, "accuracy"))
 
 
 def test_memory_that_rises_in_every_quarter_is_growth():
-    said = alerts.memory_growth(memory([90 * MIB] * 10 + [(100 + step) * MIB for step in range(40)]))
+    said = alerts.memory_growth(recorded([90 * MIB] * 10 + [(100 + step) * MIB for step in range(40)]))
     assert said == "process_memory_bytes grew by 30 MiB over the last 40 values, to 134 MiB"
     rising = [90.0 * MIB * step for step in range(1, 60)]
     with pytest.raises(Unwatched, match="no memory metric"):
-        alerts.memory_growth(memory(rising, "downloaded_bytes"))
+        alerts.memory_growth(recorded(rising, "downloaded_bytes"))
     assert alerts.is_memory("gpu_memory_used_bytes") and not alerts.is_memory("gpu_memory_share")
 
 
@@ -112,21 +99,16 @@ def test_memory_that_rises_in_every_quarter_is_growth():
     ids=["few", "little", "share", "plateau", "waves"],
 )
 def test_memory_that_fills_up_once_or_waves_is_no_growth(values):
-    assert alerts.memory_growth(memory(values)) is None
-
-
-def reasons(masks: list[int]):
-    loop = Loop(None)
-    for mask in masks:
-        loop.step({"forward": 1.0}, {"gpu_clock_event_reasons": mask})
-    return loop.timer.snapshot()
+    assert alerts.memory_growth(recorded(values)) is None
 
 
 def test_thermal_bits_are_throttling_and_the_power_cap_is_not():
-    assert alerts.throttling(reasons([0x1, 0x4])) is None
-    said = alerts.throttling(reasons([0x0] * 5 + [0x20 | 0x4, 0x28]))
+    def told(masks: list[float]) -> str | None:
+        return alerts.throttling(recorded(masks, "gpu_clock_event_reasons"))
+
+    assert told([0x1, 0x4]) is None and told([0x40] + [0x0] * 20) is None
+    said = told([0x0] * 5 + [0x20 | 0x4, 0x28])
     assert said == "2 of the last 7 values: hardware slowdown, software thermal slowdown"
-    assert alerts.throttling(reasons([0x40] + [0x0] * 20)) is None
     with pytest.raises(Unwatched, match="gpu_clock_event_reasons"):
         alerts.throttling(times_of([USUAL]))
 

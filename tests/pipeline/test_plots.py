@@ -25,6 +25,7 @@ from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered
 from tests.traces import GPU_TRACES, REAL_NAMES
 from utils.config import Targets
+from utils.document import with_verdicts
 from utils.plots import (
     batch_size_comparison,
     calibration,
@@ -312,10 +313,11 @@ def test_unit_follows_the_largest_value():
 
 def test_bars_are_the_shares_of_the_owners_with_padding_hatched_at_their_ends():
     document = results.document(answered(diagnosed(results.cpu_rows([1, 8]))))
-    figure = owners.figure(document["batch_sizes"], style.subject(document))
+    rows = with_verdicts(document["batch_sizes"])
+    figure = owners.figure(rows, style.subject(document))
     figure.draw_without_rendering()
     [axes] = figure.axes
-    shapes = [row["verdict"]["reference"]["shape"] for row in document["batch_sizes"]]
+    shapes = [str(row["verdict"].reference) for row in rows]
     assert [label.get_text() for label in axes.get_yticklabels()] == shapes
     own = [bar for bar in axes.patches if bar.get_hatch() is None]
     assert [bar.get_width() for bar in own[:5]] == pytest.approx([50, 5, 15, 20, 12])  # left over is negative: no bar

@@ -14,6 +14,7 @@ from matplotlib.transforms import Bbox
 
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
+from utils.document import with_verdicts
 from utils.plots import roofline, style
 
 
@@ -34,7 +35,7 @@ def drawn(document: dict[str, Any]) -> Figure:
 def _drawn(content: str) -> Figure:
     document = json.loads(content)
     about = style.subject(document, results.CPU_MACHINE["cpu"])
-    return roofline.figure(document["batch_sizes"], about, document["ceilings"])
+    return roofline.figure(with_verdicts(document["batch_sizes"]), about, document["ceilings"])
 
 
 def diagram(document: dict[str, Any]) -> Axes:
@@ -203,7 +204,10 @@ def test_point_above_a_roof_is_doubted():
 def test_table_names_the_bound_and_the_share_of_each_point():
     document = gpu(["bfloat16"], [1, 64], {})
     first, last = document["batch_sizes"]
-    first["verdict"]["limited_by"], last["verdict"]["limited_by"] = [], [{"kind": "kernels"}]  # not settled
+    first["verdict"]["limited_by"], last["verdict"]["limited_by"] = (
+        [],
+        [{"kind": "kernels", "share": 0.5}],
+    )  # not settled
     assert table(document) == [["1", "issuing", "1.42", "0.57 %"], ["64", "slow shapes?", "94.3", "37 %"]]
     document = cpu(batch_sizes=[8])
     document["batch_sizes"][0] |= {"bound": None, "verdict": None}

@@ -400,19 +400,6 @@ def test_preset_and_model_together_are_wrong_usage(run):
     assert ended.value.code == 2
 
 
-def test_help_names_the_exit_codes_and_loads_nothing_heavy():
-    code = (
-        "import sys, contextlib\n"
-        "sys.argv = ['profile_layers.py', '--help']\n"
-        "import scripts.profile_layers as script\n"
-        "with contextlib.suppress(SystemExit): script.main()\n"
-        "print([name for name in ('torch', 'transformers', 'numpy', 'pydantic') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
-    assert "1 the profile is not representative" in done.stdout and "--architecture" in done.stdout
-
-
 # The client reads its settings when it is imported, so that the Hub takes a process.
 FROM_HUB = """
 import os

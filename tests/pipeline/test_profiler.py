@@ -601,15 +601,6 @@ def test_batches_are_on_the_device() -> None:
     assert {each.input_ids.device.type for each in selection.batches(4, 3)} == {"meta"}
 
 
-def test_the_dataset_is_taken_whole_in_order_of_arrival() -> None:
-    selection = of(texts_of(3, 1, 2, 5, 4))
-    arrivals = selection.arrivals(2)
-    assert [list(arrivals.rows(index)) for index in range(len(arrivals))] == [[0, 1], [2, 3], [4]]
-    assert [str(arrivals.shape(index)) for index in range(3)] == ["2 × 3 tokens", "2 × 5 tokens", "1 × 4 tokens"]
-    assert arrivals.tokens_real.tolist() == [4, 7, 4]
-    assert [batch.rows for batch in selection.batches(2, 9)] == [(0, 1), (4,), (2, 3)]  # all there are
-
-
 @pytest.mark.parametrize(
     ("lengths", "batch_size", "rows"),
     [
@@ -630,6 +621,7 @@ def test_batches_are_spread_over_the_lengths_of_all(batch_size: int, count: int)
     selection = of(MIXED)
     batches = selection.batches(batch_size, count)
     assert len({batch.rows for batch in batches}) == count
+    assert [batch.rows for batch in of(texts_of(3, 1, 2, 5, 4)).batches(2, 9)] == [(0, 1), (4,), (2, 3)]  # all
     mean = sum(batch.shape.tokens for batch in batches) / count
     assert mean == pytest.approx(selection.arrivals(batch_size).longest.mean(), rel=0.1)
 
@@ -646,11 +638,6 @@ def test_a_server_would_tokenize_the_texts_of_one_batch() -> None:
     tokenizer.calls.clear()
     selection.tokenize(selection.batch([2, 0]))
     assert tokenizer.calls == [(["2 2 2", "0"], {"truncation": True, "max_length": 2})]
-
-
-def test_no_texts_are_refused() -> None:
-    with pytest.raises(ValueError, match="no texts"):
-        of([])
 
 
 MOST_TOKENS = 100  # of a batch

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from msgspec import structs
 
 from boundby import files
 from boundby.trace.gaps import CAUSES
@@ -76,7 +77,7 @@ def swept(data: ReportData, **verdict: object) -> str:
     size, dtype = data.manifest.batch_size, data.manifest.dtype
     for row in data.rows:
         if (row["dtype"], row["batch_size"]) == (dtype, size):
-            row["verdict"] = {**row["verdict"], "alternatives": [], **verdict}
+            row["verdict"] = structs.replace(row["verdict"], **{"alternatives": (), **verdict})
     return section(data, HEADING)
 
 
@@ -90,7 +91,7 @@ def test_verdict_is_compared_with_that_of_the_sweep_at_its_batch_size(read):
 
 @pytest.mark.parametrize("bound", ["compute", "under_utilised", "mixed"])
 def test_verdicts_that_leave_the_same_open_need_no_word(read, bound):
-    whole = swept(reported(read, traces.verdict(traces.cpu(), alternatives=[])), bound=bound, alternatives=["compute"])
+    whole = swept(reported(read, traces.verdict(traces.cpu(), alternatives=[])), bound=bound, alternatives=("compute",))
     assert profiling.WHOM_TO_BELIEVE not in whole
 
 
@@ -114,7 +115,7 @@ def test_trace_of_another_model_is_not_told(read):
     read({**other, "model": {**other["model"], "fingerprint": "other"}}, **traced())
     files.write_json(run_in(read.folder).layout.metrics, other)
     data = sources.read(run_in(read.folder))
-    assert data.trace == sources.Missing("step 03 was run on another model than the sweep")
+    assert data.operators == data.trace == sources.Missing("step 03 was run on another model than the sweep")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_damaged_analysis_is_a_reason_and_no_error(read, content, reason):
 
 
 def test_of_several_ranks_the_slowest_is_told(read):
-    assert reported(read, traces.cpu(), traces.gpu(), slowest=1).trace["verdict"]["bound"] == "input"
+    assert reported(read, traces.cpu(), traces.gpu(), slowest=1).trace["verdict"].bound == "input"
 
 
 def test_section_of_a_window_without_time_is_rendered(read):

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from boundby import files
 from boundby.card import BOUNDS
 from boundby.roofline import Interval
+from boundby.verdict import Fix, Gain, Unsettled, inconclusive
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered, section, text, traced, variants
@@ -15,12 +17,17 @@ from utils.report import advice, card, verdict
 
 
 @pytest.fixture
-def data(read):
-    return read(results.document(answered(diagnosed(results.cpu_rows()))), **traced())
+def document():
+    return results.document(answered(diagnosed(results.cpu_rows())))
+
+
+@pytest.fixture
+def data(read, document):
+    return read(document, **traced())
 
 
 def changed(data, **changes):
-    row = {**data.chosen, "verdict": {**data.chosen["verdict"], **changes}}
+    row = {**data.chosen, "verdict": structs.replace(data.chosen["verdict"], **changes)}
     rows = tuple(row if each is data.chosen else each for each in data.rows)
     return replace(data, rows=rows, chosen=row)
 
@@ -42,9 +49,9 @@ def test_card_of_a_run_says_what_limits_what_was_tried_and_what_to_do(data):
     ]
 
 
-def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(read, data):
+def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(read, data, document):
     files.write_json(data.layout.variants, variants())
-    compared = read(data.document, **traced())
+    compared = read(document, **traced())
     said = card.card(compared)
     text = " ".join(" ".join(said).split())
     assert "[confirmed: no padding gave 1.26× on this batch]" in text
@@ -56,10 +63,10 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     files.write_json(data.layout.variants, {**variants(), "texts": 40})
     assert "Tried here over 40 texts: " in " ".join(card.card(read(data.document, **traced()))).replace("  ", " ")
     files.write_json(data.layout.variants, variants("without_padding"))
-    first = advice.advice(read(data.document, **traced()))[0]
+    first = advice.advice(read(document, **traced()))[0]
     assert first.command is None and "runs that way already" in first.why
     files.write_json(data.layout.variants, variants("as_it_comes"))
-    assert not any(each.title.startswith("Use padded") for each in advice.advice(read(data.document, **traced())))
+    assert not any(each.title.startswith("Use padded") for each in advice.advice(read(document, **traced())))
 
 
 def test_what_was_tried_stands_beside_what_was_predicted_and_a_refuted_fix_is_not_advised(data):
@@ -71,14 +78,14 @@ def test_what_was_tried_stands_beside_what_was_predicted_and_a_refuted_fix_is_no
 
 
 def test_not_settled_says_what_would_settle_it(data):
-    unsure = changed(data, settled=False, unsettled="disturbed", would_settle="a quieter machine")
+    unsure = changed(data, unsettled=Unsettled("disturbed", "a quieter machine"))
     assert "[not settled: a quieter machine]" in " ".join(card.card(unsure))
     assert "padding?" in text(unsure)
 
 
 @pytest.mark.parametrize("bound", list(BOUNDS))
 def test_a_verdict_without_owners_names_its_bound(data, bound):
-    known = dict(owners=[], reference=None, limited_by=[], trials=[], gains=[])
+    known = dict(owners=(), reference=None, limited_by=(), trials=(), gains=())
     earlier = changed(data, bound=bound, **known)
     assert BOUNDS[bound] in " ".join(" ".join(card.card(earlier)).split())
     assert verdict.limits(earlier) and verdict.where_time_goes(earlier)
@@ -93,8 +100,7 @@ def test_a_run_without_a_verdict_or_rows_says_so(read):
     assert verdict.limits(empty)
 
 
-def test_the_next_step_multiplies_what_was_measured_of_the_whole_pass_and_of_the_precision(read):
-    document = results.document(answered(diagnosed(results.cpu_rows())))
+def test_the_next_step_multiplies_what_was_measured_of_the_whole_pass_and_of_the_precision(read, document):
     document["full_dataset_metrics"] |= {"throughput_samples_per_sec": 1255.5}  # three times the sweep
     [found] = [each for each in advice.advice(read(document)) if "fastest precision" in each.title]
     assert found.factor.value == pytest.approx(3 * 1.8, rel=1e-3)
@@ -102,13 +108,12 @@ def test_the_next_step_multiplies_what_was_measured_of_the_whole_pass_and_of_the
 
 
 def test_gains_that_cannot_be_told_from_none_are_no_advice():
-    row = {"verdict": {"trials": [], "gains": []}}
-    gain = {"fix": "fuse operators", "kind": "fuse_operators", "settings": {}, "at_most": 1.15, "basis": "x"}
-    for predicted in (None, {"value": 1.1, "low": 0.95, "high": 1.2}, {"value": 1.03, "low": 1.02, "high": 1.04}):
-        row["verdict"]["gains"] = [{**gain, "predicted": predicted}]
-        assert list(advice.worthwhile(row)) == []
-    row["verdict"]["gains"] = [{**gain, "predicted": {"value": 1.1, "low": 1.05, "high": 1.2}}]
-    [option] = advice.worthwhile(row)
+    def options(predicted):
+        gain = Gain(Fix("fuse_operators"), 1.15, "x", predicted)
+        return list(advice.worthwhile({"verdict": inconclusive([], [gain])}))
+
+    assert not any(map(options, (None, Interval(1.1, 0.95, 1.2), Interval(1.03, 1.02, 1.04))))
+    [option] = options(Interval(1.1, 1.05, 1.2))
     assert option.factor == Interval(1.1, 1.05, 1.2)
 
 

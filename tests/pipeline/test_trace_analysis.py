@@ -338,6 +338,9 @@ def test_a_diff_names_what_takes_longer_and_what_is_new(run: Command, tmp_path: 
     assert "1 in A only; 1 in B only." in shown
     told = json.loads(run(a, "--diff", b, "--json")[1], parse_constant=pytest.fail)
     assert (told["kind"], told["is_per_step"], told["step"]["median_change_ms"]) == ("trace_diff", True, 0.0)
+    assert told["operators_matched_by"] == "name"
+    by_shapes = json.loads(run(a, "--diff", b, "--json", "--group-by", "shapes")[1])
+    assert by_shapes["operators_matched_by"] == "name and shapes"
     [first] = [kernel for kernel in told["kernels"] if kernel["name"] == "ncclDevKernel_AllReduce"]
     assert first["total_ms_change"] == pytest.approx(0.15) and first["only_in"] is None
 
@@ -353,15 +356,6 @@ def test_a_diff_warns_before_its_first_number_and_says_what_the_change_is_of(run
     assert [each["kind"] for each in told["unlike"]] == ["device"]
     [part] = [part for part in told["parts"] if part["name"] == "communication"]
     assert part["change_ms"] == pytest.approx(0.15) and part["mostly"]["name"] == "aten::mm"
-
-
-@pytest.mark.parametrize(("option", "matched"), [((), "name"), (("--group-by", "shapes"), "name and shapes")])
-def test_a_diff_matches_operators_by_what_is_asked_for(
-    run: Command, tmp_path: Path, option: tuple[str, ...], matched: str
-) -> None:
-    path = training(tmp_path / "a.json")
-    told = json.loads(run(path, "--diff", path, "--json", *option)[1])
-    assert told["operators_matched_by"] == matched
 
 
 def test_the_processes_of_one_file_stand_side_by_side(run: Command, tmp_path: Path) -> None:

@@ -34,6 +34,31 @@ sys.exit(7)
 """
 
 
+OWN_WAYS = """
+import torch
+from torch.utils.data import DataLoader
+
+policy = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+x = torch.randn(8, 4)
+
+def learn(x):
+    policy(x).sum().backward()
+    optimizer.step()
+
+for step in range(4):
+    with torch.no_grad():
+        policy(x)  # a rollout
+    learn(x)
+policy.eval()
+for step in range(4):
+    learn(x)
+policy.train()
+for x in DataLoader(x, 4, num_workers=1):
+    learn(x)
+"""
+
+
 @pytest.fixture
 def train(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """Return what records a program and gives the exit code, what was shown, and the run folder."""
@@ -61,6 +86,14 @@ def test_records_the_stages_of_a_program_and_passes_its_exit_code_on(train, tmp_
     assert [remark.what for remark in times.remarks] == []
     assert json.loads((folder / "program.json").read_text())["exit_code"] == 7
     assert importlib.import_module("scripts.check_profile").main([str(folder)]) == 0
+
+
+def test_a_rollout_is_no_evaluation_nor_is_training_in_eval_mode_and_ending_workers_is_waiting_for_data(train) -> None:
+    _, shown, folder = train(sys.executable, "-c", OWN_WAYS)
+    stages = read_stage_times(folder).stages
+    counted = {stage.name: stage.host_s.n for stage in stages if stage.kind in ("stage", "excluded")}
+    # In eval mode the first forward may be of an evaluation; of the loader there are a start, two batches and an end.
+    assert counted == {"data": 4, "forward": 6 + 3 + 2, "backward": 9, "optimizer": 9, "evaluation": 1}, shown
 
 
 def test_a_program_goes_on_where_it_cannot_be_recorded_and_the_reason_is_told(train, tmp_path, monkeypatch) -> None:

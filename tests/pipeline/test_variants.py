@@ -1,11 +1,14 @@
 """Step 05: the same texts in other ways, what each gives, what was refused and why, and which one to use."""
 
 import csv
+import errno
 import importlib
 import json
 import shutil
+import unittest.mock
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,8 +26,8 @@ from tests.fakes import FakeClock
 from tests.tiny_models import LABELS
 from utils.report import variants as section
 from utils.variants import operators, rounds
-from utils.variants.engines import EngineFailed
-from utils.variants.reasons import sentence
+from utils.variants.engines import EngineFailed, told
+from utils.variants.reasons import beside, sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
 from utils.variants.rounds import Measured
 from utils.variants.ways import Refused, Variant, Way
@@ -221,6 +224,52 @@ def test_the_reason_names_what_got_faster_and_what_did_not_and_of_a_loss_what_co
     assert sentence({"name": "int8", "words": "int8", "status": "measured", "operators": operators}) == said
 
 
+def test_a_loss_that_its_operators_do_not_show_is_given_no_reason_of_theirs():
+    row = {"name": "int8", "words": "int8", "operators": {"products": {"before_s": 1.2, "after_s": 1.0}}}
+    assert sentence(row | {"gain_over_base": {"value": 1.1, "low": 0.9, "high": 1.3}}) == "products 1.20× faster"
+    lost = sentence(row | {"gain_over_base": {"value": 0.8, "low": 0.7, "high": 0.9}})
+    assert lost == "its operators on one batch do not show it: there they were 1.20× as fast"
+
+
+def test_a_reason_is_told_once_and_what_is_faster_but_unsure_is_named():
+    def row(name: str, speed: float, **more) -> dict:
+        about = {"rows": 30, "same_labels": 30, "agreement": 1.0, "accuracy_difference": None}
+        span = {"value": speed / 100, "low": speed / 100, "high": speed / 100}
+        return {"name": name, "words": name, "status": "measured", "texts_per_s": {"value": speed}, "gain": span,
+                "gain_over_base": span, "base": "as_it_comes", "latency_ms": {"value": 1.0}, "weight_bytes": None,
+                "million_cost": None, "against": None, "exactness": about} | more  # fmt: skip
+
+    few = "too few"
+    products = {"products": {"before_s": 1.0, "after_s": 2.0}}
+    rows = [row("as_it_comes", 100), row("slow", 50, operators=products), row("a", 200, against=few),
+            row("b", 300, against=few)]  # fmt: skip
+    found = {"variants": rows, "recommended": {"name": "as_it_comes"}, "texts": 30, "dataset_rows": 3000, "rounds": 2,
+             "threads": 1, "batch_size": 8, "doubts": [], "min_agreement": 0.99}  # fmt: skip
+    said = " ".join(" ".join(section.console_lines(found)).split())
+    assert "not allowed: a, b: too few" in said and "b was faster, but 30 texts are too few to allow it" in said
+    assert (
+        "slow, 0.50× [0.50, 0.50] against as_it_comes: fewer tokens, since nothing is padded: products 2.00× slower"
+        in said
+    )
+    found["dataset_rows"] = 30
+    assert "are too few to allow" not in " ".join(section.console_lines(found))
+
+
+def test_a_failure_is_told_by_its_cause_on_one_line():
+    def wrapped(cause: Exception) -> Exception:
+        try:
+            raise RuntimeError("Failed to export.\nNext steps: ...") from cause
+        except RuntimeError as error:
+            return error
+
+    assert told(wrapped(ValueError("found conflicts:\n\n - a shape of 3\nmore"))) == (
+        "ValueError: found conflicts: - a shape of 3"
+    )
+    full = told(wrapped(OSError(errno.ENOSPC, "No space left on device")))
+    assert full.startswith("the converted model cannot be written: No space left on device; output.results_dir")
+    assert told(EngineFailed("its process ended (exit code -9)")) == "its process ended (exit code -9)"
+
+
 def test_operators_are_told_apart_on_the_same_texts_and_a_fused_model_by_what_is_left():
     layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
     paced, inputs = Paced(), torch.ones(2, 8)
@@ -236,8 +285,54 @@ def test_operators_are_told_apart_on_the_same_texts_and_a_fused_model_by_what_is
     found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
     assert set(found["as_it_comes"]) == {"products", "activation", "norm", "calls"}
     assert sum(found["as_it_comes"].values()) == pytest.approx(1.0) == sum(found["compiled"].values())
-    assert set(found["compiled"]) == {"products", "between"}
+    assert set(found["compiled"]) == {"products", "between"} and 0 < found["compiled"]["products"] < 1
     assert operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 0.0) == {}
+
+
+@pytest.mark.parametrize(("costs", "said"), [
+    ({"linear": 3.0, "layer_norm": 6.0}, "normalisation 6.0× slower (67% of the time now); products 1.33× faster"),
+    ({"linear": 9.0, "layer_norm": 1.0}, "products 2.25× slower (90% of the time now)"),
+    ({"linear": 4.0, "layer_norm": 1.0, "between": 5.0}, "new is calling operators: 50% of the time now"),
+])  # fmt: skip
+def test_the_reason_of_a_loss_is_what_its_clock_was_spent_on(monkeypatch, costs, said):
+    monkeypatch.setattr("boundby.work.operators.flops", lambda *call: 0)  # of operators made up here
+    paced, before = Paced(), {"linear": 4.0, "layer_norm": 1.0}
+    made = [paced.measured("without_padding", 0.1), paced.measured("int8", 0.1)]
+    now = dict[str, float]()
+    with torch.library._scoped_library("paced", "DEF") as library:
+        for name in before:
+            library.define(f"{name}(Tensor values) -> Tensor")
+
+            def compute(values: torch.Tensor, name: str = name) -> torch.Tensor:
+                paced.clock.advance(now[name])
+                return values + 1
+
+            library.impl(name, compute, "CPU")
+
+        def work() -> None:
+            torch.ops.paced.layer_norm(torch.ops.paced.linear(torch.ones(2)))
+            paced.clock.advance(now.get("between", 0.0))
+
+        for each, own in zip(made, (before, costs), strict=True):
+            costing = partial(unittest.mock.patch.dict, now, own, clear=True)
+            each.way = replace(each.way, work=lambda texts: work, setting=costing)
+        found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
+    changes = beside(found["without_padding"], found["int8"])
+    assert sentence({"operators": changes, "gain_over_base": {"value": 0.5, "low": 0.4, "high": 0.6}}) == said
+
+
+def test_a_machine_that_slows_down_meanwhile_makes_no_variant_slower_than_another():
+    paced, inputs, layer = Paced(), torch.ones(2, 8), torch.nn.Linear(8, 8)
+    made = [paced.measured(name, 0.1) for name in ("as_it_comes", "bfloat16", "compiled")]
+
+    def work() -> None:
+        paced.clock.advance(1.0 if paced.clock() < 8 else 3.0)
+        layer(inputs)
+
+    for each in made:
+        each.way = replace(each.way, work=lambda texts: work, is_compiled=each.variant.name == "compiled")
+    found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
+    assert len({round(sum(each.values()), 6) for each in found.values()}) == 1
 
 
 def test_nothing_is_compared_where_that_is_switched_off(here, capsys):

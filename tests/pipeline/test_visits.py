@@ -27,13 +27,13 @@ def test_seconds_per_sample_are_those_of_all_calls_of_the_visit() -> None:
         timing("tokenize", 0, 99.0),
         *(timing("isolated", 0, seconds) for seconds in (1.0, 9.0, 2.0)),
     )
-    assert visits.isolated_rounds([made]) == [pytest.approx(12.0 / 3 / 4)]  # a plain loop waits for slow calls too
-    assert visits.throughput_rounds([made]) == visits.isolated_rounds([made])  # on a CPU a call that returns is done
+    assert visits.rounds([made], "isolated") == [pytest.approx(12.0 / 3 / 4)]  # a plain loop waits for slow calls too
+    assert visits.throughput_rounds([made]) == visits.rounds([made], "isolated")  # on a CPU a call that returns is done
 
 
 def test_throughput_is_that_of_the_pipelined_calls_where_there_are_any() -> None:
     made = visit(timing("isolated", 0, 2.0), timing("pipelined", 0, 3.0, samples=24))
-    assert visits.isolated_rounds([made]) == [pytest.approx(0.5)]
+    assert visits.rounds([made], "isolated") == [pytest.approx(0.5)]
     assert visits.throughput_rounds([made]) == [pytest.approx(0.125)]
 
 
@@ -46,7 +46,7 @@ def test_rounds_that_timed_other_batches_say_the_same_of_the_whole_dataset() -> 
     seconds = sum(batch(0, tokens).seconds for tokens in (8, 32, 128))
     rounds = [(batch(0, 8), batch(2, 128)), (batch(0, 8), batch(1, 32)), (batch(1, 32, 1.1), batch(2, 128, 1.1))]
     made = [replace(visit(*timings, number=number), whole=whole) for number, timings in enumerate(rounds)]
-    found = visits.isolated_rounds(made)
+    found = visits.rounds(made, "isolated")
     assert found[:2] == pytest.approx([seconds / 12] * 2, rel=0.02)
     assert found[2] == pytest.approx(1.1 * seconds / 12, rel=0.02)
 

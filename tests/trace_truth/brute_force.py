@@ -73,10 +73,12 @@ def per_span(pieces: Pieces, names: tuple[str, ...], edges: list[int]) -> list[d
     return found
 
 
-def spread(values: list[int]) -> tuple[int, int, int] | None:
+def spread(values: list[int]) -> dict[str, int] | None:
+    if not values:
+        return None
     values = sorted(values)
     last = len(values) - 1
-    return (values[-(-last // 2)], values[-(-last * 95 // 100)], values[last]) if values else None
+    return {"median_ns": values[-(-last // 2)], "p95_ns": values[-(-last * 95 // 100)], "max_ns": values[last]}
 
 
 SPANS = 400
@@ -169,20 +171,20 @@ class BruteForce:
         parts = min(SPANS, max(1, length))
         ticks = [self.start + each * length // parts for each in range(parts + 1)]
         found = {
-            "busy": total(busy),
-            "idle": total(gaps),
+            "busy_ns": total(busy),
+            "idle_ns": total(gaps),
             "gaps": len(gaps),
-            "by kind": {kind: total(spans) for kind, spans in by_kind.items()},
-            "exposed": whole(exposed, tuple(by_kind)),
+            "by_kind_ns": {kind: total(spans) for kind, spans in by_kind.items()},
+            "exposed_ns": whole(exposed, tuple(by_kind)),
             "longest": sorted(longest, key=lambda each: (-each[1], each[0]))[:5],
             "steps": steps,
             "quartiles": quartiles(steps),
             "timeline": (ticks, per_span(exposed, tuple(by_kind), ticks), per_span(idle, ("idle",), ticks)),
-            "overlap": None,
+            "communication_overlap": None,
         }
         if total(by_kind.get("communication", [])):
             alone = without(by_kind["communication"], by_kind["compute"])
-            found["overlap"] = float(1 - Fraction(total(alone), total(by_kind["communication"])))
+            found["communication_overlap"] = float(1 - Fraction(total(alone), total(by_kind["communication"])))
         return found
 
     def _steps(self, busy: Pieces, kinds: tuple[str, ...], idle: Pieces) -> list[tuple]:
@@ -209,6 +211,7 @@ class BruteForce:
         with_work = set(self.call_of.values())
         work = [e for e in self.work if inside(e)]
         joined = [e for e in work if self.call_of[e]]
+        kernels = [e for e in joined if e.category == "kernel"]
         queued = [(self.call_of[e].start, e.start) for e in joined if self.call_of[e].start < e.start]
         depth, reached, waiting, empty, deepest = 0, self.start, 0, 0, 0
         for moment, change in sorted([(a, -1) for a, _ in queued] + [(b, 1) for _, b in queued]):
@@ -221,15 +224,15 @@ class BruteForce:
         length = self.end - self.start
         return {
             "calls": len(calls),
-            "calls without work": sum(e not in with_work for e in calls),
+            "calls_without_work": sum(e not in with_work for e in calls),
             "work": len(work),
-            "work without call": len(work) - len(joined),
+            "work_without_call": len(work) - len(joined),
             "call": spread([max(e.length, 0) for e in {self.call_of[e] for e in joined}]),
             "delay": spread([e.start - self.call_of[e].start for e in joined]),
-            "shorter": sum(max(e.length, 0) < max(self.call_of[e].length, 0) for e in joined if e.category == "kernel"),
-            "mean queue": Fraction(waiting, length) if length else None,
-            "deepest": deepest if length else 0,
-            "empty": Fraction(empty, length) if length else None,
+            "shorter_than_call": sum(e.end - e.start < self.call_of[e].end - self.call_of[e].start for e in kernels),
+            "mean_queue": Fraction(waiting, length) if length else None,
+            "deepest_queue": deepest if length else 0,
+            "empty_queue_share": Fraction(empty, length) if length else None,
         }
 
 

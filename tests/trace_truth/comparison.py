@@ -5,11 +5,14 @@ from collections import Counter, defaultdict
 from fractions import Fraction
 from typing import Any
 
+import msgspec
+
 from boundby.trace import Analysis
 from tests.trace_truth.brute_force import BruteForce
 from tests.trace_truth.events import Event, is_operator, kind_of_work, load, operator_of
 
 Key = tuple[str, str | None]
+SAME = ("busy_ns", "idle_ns", "gaps", "by_kind_ns", "exposed_ns", "communication_overlap")  # as brute force has them
 
 
 def operators(truth: BruteForce) -> dict[Key, tuple]:
@@ -104,7 +107,6 @@ def expected(truth: BruteForce) -> dict[str, Any]:
 
 
 def told(analysis: Analysis) -> dict[str, Any]:
-    launches = analysis.launches
     of_operator: dict[tuple[str, str | None], tuple] = {}
     for each in analysis.operators:
         key = each.name, canonical(each.input_shapes)
@@ -115,18 +117,7 @@ def told(analysis: Analysis) -> dict[str, Any]:
         "window": (analysis.start_ns, analysis.window_ns),
         "steps": list(analysis.step_numbers),
         "devices": {each.device: _told_of(each) for each in analysis.devices},
-        "launches": {
-            "calls": launches.calls,
-            "calls without work": launches.calls_without_work,
-            "work": launches.work,
-            "work without call": launches.work_without_call,
-            "call": launches.call and (launches.call.median_ns, launches.call.p95_ns, launches.call.max_ns),
-            "delay": launches.delay and (launches.delay.median_ns, launches.delay.p95_ns, launches.delay.max_ns),
-            "shorter": launches.shorter_than_call,
-            "mean queue": launches.mean_queue,
-            "deepest": launches.deepest_queue,
-            "empty": launches.empty_queue_share,
-        },
+        "launches": msgspec.to_builtins(analysis.launches),
         "operators": of_operator,
         "kernels": {
             each.name: ({each.kind}, each.calls, each.total_ns, each.median_ns, each.max_ns)
@@ -143,11 +134,7 @@ def _told_of(device: Any) -> dict[str, Any]:
         return [dict(zip(by_name, values, strict=True)) for values in zip(*by_name.values(), strict=True)]
 
     return {
-        "busy": device.busy_ns,
-        "idle": device.idle_ns,
-        "gaps": device.gaps,
-        "by kind": device.by_kind_ns,
-        "exposed": device.exposed_ns,
+        **{name: getattr(device, name) for name in SAME},
         "longest": [(each.start_ns, each.duration_ns, each.ended_by) for each in device.longest_gaps],
         "steps": [
             (e.number, e.start_ns, e.duration_ns, e.busy_ns, {"idle": sum(e.idle_ns.values())}) for e in device.steps
@@ -162,7 +149,6 @@ def _told_of(device: Any) -> dict[str, Any]:
             spans(line.busy_ns),
             [{"idle": sum(each.values())} for each in spans(line.idle_ns)],
         ),
-        "overlap": device.communication_overlap,
     }
 
 

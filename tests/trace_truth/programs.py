@@ -109,9 +109,11 @@ def only_first(action: Action) -> Action:
     return play
 
 
-def ranks(name: str, count: int, body: Callable[[int], list[Action]], **options: object) -> Program:
+def ranks(name: str, count: int, body: Callable[[int, int], list[Action]], **options: object) -> Program:
+    """The same number of steps on every rank; `body` is that of a rank in a step."""
+
     def steps_of(rank: int) -> Action:
-        return sequence(*(step(number, *body(rank)) for number in range(STEPS)))
+        return sequence(*(step(number, *body(rank, number)) for number in range(STEPS)))
 
     return Program(name, tuple((rank, MAIN, steps_of(rank)) for rank in range(count)), **options)
 
@@ -122,33 +124,18 @@ def _reduced(key: object, transfer_ms: float, members: int = 1, peer_ms: float =
 
 
 def _four_ranks(slow: int) -> Program:
-    def steps_of(rank: int) -> Action:
-        return sequence(
-            *(
-                step(number, forward(12 if rank == slow else 6), _reduced(number, 2, 4), optimizer())
-                for number in range(STEPS)
-            )
-        )
+    def body(rank: int, number: int) -> list[Action]:
+        return [forward(12 if rank == slow else 6), _reduced(number, 2, 4), optimizer()]
 
-    return Program("four ranks", tuple((rank, MAIN, steps_of(rank)) for rank in range(4)))
+    return ranks("four ranks", 4, body)
 
 
 def _two_hosts(slow: int) -> Program:
-    def steps_of(rank: int) -> Action:
-        length = 30 if rank == slow else 10
-        return sequence(
-            *(
-                step(
-                    number,
-                    operator("aten::addmm", length=length * MS),
-                    spawn(OTHER, gloo_all_reduce(Collective(number, 3 * MS, 2))),
-                    join(OTHER),
-                )
-                for number in range(STEPS)
-            )
-        )
+    def body(rank: int, number: int) -> list[Action]:
+        product = operator("aten::addmm", length=(30 if rank == slow else 10) * MS)
+        return [product, spawn(OTHER, gloo_all_reduce(Collective(number, 3 * MS, 2))), join(OTHER)]
 
-    return Program("two processes with gloo", ((0, MAIN, steps_of(0)), (1, MAIN, steps_of(1))), has_device=False)
+    return ranks("two processes with gloo", 2, body, has_device=False)
 
 
 def random_program(seed: int) -> Program:
@@ -357,8 +344,7 @@ def random_program_of_the_host(seed: int) -> Program:
 
 def cases() -> dict[str, Case]:
     """Return what people run every day, by a name that says it."""
-    everything = IDLE
-    found = {
+    return {
         "data loading": Case(
             loop("data loading", next_batch(int(31.3 * MS)), to_device(50 * US), forward(5), backward(10)),
             {("input",): 2.33},
@@ -529,8 +515,7 @@ def cases() -> dict[str, Case]:
             ("allocator",),
         ),
         "a full queue": Case(
-            loop("a full queue", kernels(400, 60 * US), to_host(), steps=2, queue=64), {everything: 1.0}, ()
+            loop("a full queue", kernels(400, 60 * US), to_host(), steps=2, queue=64), {IDLE: 1.0}, ()
         ),
-        "nothing to gain": Case(loop("nothing to gain", forward(20), optimizer()), {everything: 1.0}, ()),
+        "nothing to gain": Case(loop("nothing to gain", forward(20), optimizer()), {IDLE: 1.0}, ()),
     }
-    return found

@@ -493,32 +493,20 @@ def memset(length: int = US, **options: Any) -> Action:
     return launch(length, "Memset (Device)", via="cudaMemsetAsync", category="gpu_memset", bytes=4096, **options)
 
 
+def memcpy(length: int, kind: str, *, blocks: bool = False, **options: Any) -> Action:
+    """The call of a copy; one that blocks keeps the host in it until the copy has ended."""
+    name = f"Memcpy {kind}"
+    options = {"via": "cudaMemcpyAsync", "category": "gpu_memcpy", "cause": "memcpy", "is_wait": blocks, **options}
+    return launch(length, name, blocks=blocks, **options)
+
+
 def copy(length: int, kind: str = "HtoD (Pinned -> Device)", *, blocks: bool = False, **options: Any) -> Action:
-    """`aten::copy_` with its call; a copy that blocks keeps the host in it until it has ended."""
-    return operator(
-        "aten::to",
-        operator(
-            "aten::_to_copy",
-            operator(
-                "aten::copy_",
-                launch(
-                    length,
-                    f"Memcpy {kind}",
-                    via="cudaMemcpyAsync",
-                    category="gpu_memcpy",
-                    cause="memcpy",
-                    blocks=blocks,
-                    is_wait=blocks,
-                    bytes=length * 10,
-                    **options,
-                ),
-                *([stream_synchronize(options.get("stream", COMPUTE))] if blocks else []),
-                length=3 * US,
-            ),
-            length=3 * US,
-        ),
-        length=3 * US,
+    """`aten::copy_` with its call, and where that blocks a wait for its stream."""
+    then = [stream_synchronize(options.get("stream", COMPUTE))] if blocks else []
+    copied = operator(
+        "aten::copy_", memcpy(length, kind, blocks=blocks, bytes=length * 10, **options), *then, length=3 * US
     )
+    return operator("aten::to", operator("aten::_to_copy", copied, length=3 * US), length=3 * US)
 
 
 def to_device(length: int, *, pageable: bool = False, **options: Any) -> Action:
@@ -533,27 +521,11 @@ def to_host(length: int = 2 * US, **options: Any) -> Action:
 
 def item(*, waits_in_copy: bool = True) -> Action:
     """`.item()`: a copy of a few bytes, and the host waits in it or in the call after it."""
-    return operator(
-        "aten::item",
-        operator(
-            "aten::_local_scalar_dense",
-            launch(
-                US,
-                "Memcpy DtoH (Device -> Pageable)" if waits_in_copy else "Memcpy DtoH (Device -> Pinned)",
-                via="cudaMemcpyAsync",
-                category="gpu_memcpy",
-                cause="memcpy",
-                blocks=waits_in_copy,
-                is_wait=True,
-                bytes=4,
-            ),
-            stream_synchronize(),
-            length=3 * US,
-            cause="synchronisation",
-        ),
-        length=2 * US,
-        cause="synchronisation",
-    )
+    kind = "DtoH (Device -> Pageable)" if waits_in_copy else "DtoH (Device -> Pinned)"
+    read = memcpy(US, kind, blocks=waits_in_copy, is_wait=True, bytes=4)
+    cause = "synchronisation"
+    inner = operator("aten::_local_scalar_dense", read, stream_synchronize(), length=3 * US, cause=cause)
+    return operator("aten::item", inner, length=2 * US, cause=cause)
 
 
 def stream_synchronize(stream: int = COMPUTE) -> Action:

@@ -28,6 +28,7 @@ from boundby.stats import estimate, reach
 from boundby.whole_set import Totals
 from utils import steps
 from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
+from utils.columns import Status
 from utils.document import (
     Device,
     Document,
@@ -36,8 +37,6 @@ from utils.document import (
     OtherVersion,
     Positive,
     Size,
-    Status,
-    Whole,
     read_document,
 )
 from utils.document import Row as SweepRow
@@ -309,7 +308,7 @@ class ComparedRow(TypedDict):
     batch_size: Size
     status: Status
     doubts: list[str]
-    whole: NotRequired[Whole]
+    whole: NotRequired[Totals]
     rounds: NotRequired[Size | None]
     timed_batches: NotRequired[Size | None]
     throughput_half_width_pct: NotRequired[NonNegative | None]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 from boundby import files
+from boundby.formatting import first_line
 from utils import hub
 from utils.config import Dataset
 from utils.data.columns import Columns, Name, Wanted, of_cells, of_header
@@ -163,7 +164,7 @@ def _pairs(columns: Columns, column: Callable[[Any], Sequence[Any]]) -> Iterator
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path}: is not a readable Parquet file: {str(error).splitlines()[0]}")
+    return InputError(f"{path}: is not a readable Parquet file: {first_line(error)}")
 
 
 def _json_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
@@ -337,18 +338,14 @@ def _hub_explained(dataset: Dataset) -> Iterator[None]:
     try:
         yield
     except (DataFilesNotFoundError, EmptyDatasetError) as error:
-        raise InputError(f"{name} holds no data files that can be read: {_first_line(error)}") from error
+        raise InputError(f"{name} holds no data files that can be read: {first_line(error)}") from error
     except DatasetGenerationError as error:
-        raise InputError(f"{name} cannot be read: {_first_line(error.__cause__ or error)}") from error
+        raise InputError(f"{name} cannot be read: {first_line(error.__cause__ or error)}") from error
     except ValueError as error:
         if "config" not in str(error).lower():
             raise
         said = " ".join(str(error).split())  # names the configurations there are, in several lines
         raise InputError(f"{name}: dataset.config_name is {dataset.config_name!r}: {said}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _check_cached_revision(repository: hub.Repository, cached: str) -> None:

@@ -14,7 +14,15 @@ import torch
 from boundby import environment, files
 from boundby.device import has_bfloat16_products, is_host
 from boundby.inference import PRECISIONS, Precision, PrecisionRule, Predictor, Sample, choose_precision
-from boundby.inference.engines import ENGINES, LEAST_CALIBRATION, MOST_CALIBRATION, as_precision, file_of, open_session
+from boundby.inference.engines import (
+    ENGINES,
+    LEAST_CALIBRATION,
+    MOST_CALIBRATION,
+    Library,
+    as_precision,
+    file_of,
+    open_session,
+)
 from boundby.inference.reference import ExactnessReport
 from boundby.inference.selfcheck import check_rows
 from boundby.roofline import Interval
@@ -23,7 +31,7 @@ from utils import contents
 from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
 from utils.evaluation.plan import PLAN_COMMAND, Converted, EngineChoice, Plan
 from utils.models import LoadedModel
-from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstacle
+from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
 
 SHARE = 0.1  # of what an evaluation takes may go into trying engines: so much slower does one get that wins nothing
 PROMISING = ("openvino_int8", "openvino_bfloat16", "openvino", "onnxruntime_int8", "onnxruntime")  # in this order
@@ -74,6 +82,7 @@ def choose(
     start, reasons = time.perf_counter(), list[str]()
     left_s = SHARE * whole_s - PASSES * own.predict(sample.texts).seconds.total_s
     offered: dict[str, tuple[Precision, Path, float]] = {}
+    failed: dict[str, list[str]] = {}
     with ExitStack() as stack:
         workplace = _Workplace(loaded, own, texts, shelf, stack)
         for name in names:
@@ -87,7 +96,8 @@ def choose(
                 session = open_session(file, ENGINES[name], torch.get_num_threads())
                 offered[name] = as_precision(name, session), file, seconds
             except Exception as error:  # libraries raise anything
-                reasons.append(f"not {words}: {str(error).strip().partition(chr(10))[0]}")
+                failed.setdefault(told(error), []).append(words)
+    reasons = [*(f"not {', '.join(words)}: {said}" for said, words in failed.items()), *reasons]
     return _fastest(own, loaded, sample, rule, offered, reasons)
 
 
@@ -148,7 +158,7 @@ class _Workplace:
         order = check_rows(own.tokenize(texts).lengths)
         self._probe = [texts[row] for row in order]
         self._calibration = list(texts[:MOST_CALIBRATION])
-        self._processes: dict[str, EngineProcess] = {}
+        self._processes: dict[str, EngineProcess | EngineFailed] = {}
 
     def needs_s(self, name: str) -> float:
         """Return about how long it takes to get an engine ready; 0 where it lies on the shelf."""
@@ -167,20 +177,29 @@ class _Workplace:
         if engine.calibrated and len(self._calibration) < LEAST_CALIBRATION:
             raise EngineFailed(f"its ranges are found with {LEAST_CALIBRATION} texts or more")
         start = time.perf_counter()
-        process = self._processes.get(engine.library)
-        if process is None:
-            if wrong := obstacle(self._loaded, self._shelf.folder):
-                raise EngineFailed(wrong[1])
-            process = EngineProcess(
-                self._loaded.source, engine.library, self._own.options.max_length, folder, self._shelf.trust_remote_code
-            )
-            self._stack.callback(process.close)
-            process.convert()
-            self._processes[engine.library] = process
+        if engine.library not in self._processes:
+            self._processes[engine.library] = self._converted(engine.library, folder)
+        process = self._processes[engine.library]
+        if isinstance(process, EngineFailed):
+            raise process
         process.open(name, self._calibration if engine.calibrated else ())
         process.logits(name, self._probe, len(self._probe))  # one that ends its process does not end this one
         files.write_json(folder / RECEIPT, {**self._receipt(folder), name: _sha256(path)})
         return path, time.perf_counter() - start
+
+    def _converted(self, library: Library, folder: Path) -> EngineProcess | EngineFailed:
+        """Return the process that converted the model, or why it could not: it is asked once for all precisions."""
+        if wrong := obstacle(self._loaded, self._shelf.folder):
+            return EngineFailed(wrong[1])
+        options, trust = self._own.options, self._shelf.trust_remote_code
+        try:
+            process = EngineProcess(self._loaded.source, library, options.max_length, folder, trust)
+            self._stack.callback(process.close)
+            process.convert()
+        except EngineFailed as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            return error
+        return process
 
     def _kept(self, name: str) -> bool:
         folder, engine = self._folder(name), ENGINES[name]

@@ -34,9 +34,7 @@ def in_process(predictor: ShardPredictor) -> Executor:
     """Return an executor that predicts in this process, with a model that is loaded already."""
 
     def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
-        if wait_for_others:
-            return (predictor.predict_shard(shard, wait=True) for shard in pending)
-        return predictor.predict_shards(pending)
+        return predictor.predict_shards(pending, wait_for_others)
 
     return execute
 
@@ -179,11 +177,7 @@ def work(connection: Connection, plan_path: Path, device: str, trust_remote_code
     try:
         predictor = ShardPredictor.open(plan_path, device, trust_remote_code=trust_remote_code)
         told = iter(connection.recv, None)
-        if wait_for_others:
-            receipts: Iterator[Receipt] = (predictor.predict_shard(shard, wait=True) for shard in told)
-        else:
-            receipts = predictor.predict_shards(told, tell=connection.send)
-        for receipt in receipts:
+        for receipt in predictor.predict_shards(told, wait_for_others, connection.send):
             connection.send(receipt)
         wait([connection])  # for the parent to let go: a pipe that is closed here first would look like a death
     except (EOFError, ConnectionError):  # the parent wants no more

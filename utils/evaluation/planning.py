@@ -148,7 +148,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
         compiled = Compilation(False, "not compiled: a converted model computes")
     else:
         compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), whole_s / workers)
-    guard = _guard(wanted, loaded, predictor, texts, chosen.options.guard_margin)
+    guard = _guard(wanted, loaded, predictor, texts, chosen)
     choices = Choices(
         token_budget=budget.token_budget,
         batching=BATCHING,
@@ -239,11 +239,20 @@ def _engine(
     return engines.choose(own, loaded, chosen.sample, rule, whole_s, shelf)
 
 
-def _guard(wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: Sequence[str], margin: float) -> float:
-    """Return the margin below which a row is computed again, at least `margin`, from batches of the chosen budget."""
+def _guard(wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: Sequence[str], chosen: _Chosen) -> float:
+    """Return the margin below which a row is computed again: the chosen one, or a wider one for full batches.
+
+    It grows by as much as the largest difference in batches of the chosen budget exceeds that of the sample.
+    """
+    margin = chosen.options.guard_margin
     if not margin:
         return margin
-    rule = same_guard if wanted.precision == "same" else lambda difference, _: 2 * difference
+    seen = chosen.report.max_abs_logit_difference if chosen.report else 0.0
+
+    def widened(difference: float, _largest: float) -> float:
+        return margin * difference / seen if seen else 2 * difference
+
+    rule = same_guard if wanted.precision == "same" else widened
     return max(margin, tuning.guard_in_full_batches(predictor, loaded.model, texts, rule))
 
 

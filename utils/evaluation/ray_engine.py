@@ -87,12 +87,8 @@ class Worker:
         """Return a receipt for each shard, as `ShardPredictor` does."""
         predictor = self.open()
         pulled = self._store.pull(predictor.folder, shards) if self._store else set()
-        if wait_for_others:
-            receipts: Iterator[Receipt] = (predictor.predict_shard(shard, wait=True) for shard in shards)
-        else:
-            receipts = predictor.predict_shards(shards)
         done = []
-        for receipt in receipts:
+        for receipt in predictor.predict_shards(shards, wait_for_others):
             if self._store:
                 self._store.push(predictor.folder, receipt, pulled)
             done.append(receipt)

@@ -111,13 +111,17 @@ class ShardPredictor:
         """
         return next(self._predict([shard_id], wait, None))
 
-    def predict_shards(self, shard_ids: Iterable[int], tell: Tell | None = None) -> Iterator[Receipt]:
+    def predict_shards(
+        self, shard_ids: Iterable[int], wait: bool = False, tell: Tell | None = None
+    ) -> Iterator[Receipt]:
         """Yield a receipt for each shard, as `predict_shard` does; on a GPU the next is tokenized meanwhile.
 
         `shard_ids` is then read ahead. A shard that needs no work gets its receipt when there is one that does, or at
-        the end; with `tell`, which is called with the receipt instead, at once.
+        the end; with `tell`, which is called with the receipt instead, at once. With `wait` one comes after another.
         """
-        return self._predict(shard_ids, False, tell)  # waiting for a claim while holding another could wait for ever
+        if wait:  # for a claim while holding another: that could be for ever
+            return (self.predict_shard(shard, wait=True) for shard in shard_ids)
+        return self._predict(shard_ids, False, tell)
 
     def _predict(self, shard_ids: Iterable[int], wait: bool, tell: Tell | None) -> Iterator[Receipt]:
         settled: deque[Receipt] = deque()

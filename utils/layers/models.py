@@ -22,35 +22,9 @@ from utils.models import DTYPES, most_positions
 
 IMAGE_SIZE, COLOURS = 224, 3
 GPT2 = {"vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
-BERT = {
-    "vocab_size": 30_522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 512,
-}
-QWEN2_05B = {
-    "vocab_size": 151_936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": True,
-}
-T5_SMALL = {"vocab_size": 32_128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
+ENCODER = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+BERT = {"vocab_size": 30_522, "max_position_embeddings": 512, **ENCODER}
 RESNET = {"embedding_size": 64, "num_labels": 1000}
-VIT_BASE = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "image_size": IMAGE_SIZE,
-    "patch_size": 16,
-    "num_labels": 1000,
-}
 
 # name: configuration class, model class, sizes; both classes are those of transformers
 PRESETS: dict[str, tuple[str, str, Mapping[str, int | str | list[int]]]] = {
@@ -63,13 +37,7 @@ PRESETS: dict[str, tuple[str, str, Mapping[str, int | str | list[int]]]] = {
     "bert-large": (
         "BertConfig",
         "BertForSequenceClassification",
-        {
-            **BERT,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-        },
+        {**BERT, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
     ),
     "minilm-l6": (
         "BertConfig",
@@ -81,8 +49,25 @@ PRESETS: dict[str, tuple[str, str, Mapping[str, int | str | list[int]]]] = {
         "DistilBertForSequenceClassification",
         {"vocab_size": 30_522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072},
     ),
-    "qwen2-0.5b": ("Qwen2Config", "Qwen2ForCausalLM", QWEN2_05B),
-    "t5-small": ("T5Config", "T5ForConditionalGeneration", T5_SMALL),
+    "qwen2-0.5b": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {
+            "vocab_size": 151_936,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32_768,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "t5-small": (
+        "T5Config",
+        "T5ForConditionalGeneration",
+        {"vocab_size": 32_128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+    ),
     "resnet-18": (
         "ResNetConfig",
         "ResNetForImageClassification",
@@ -93,7 +78,11 @@ PRESETS: dict[str, tuple[str, str, Mapping[str, int | str | list[int]]]] = {
         "ResNetForImageClassification",
         {**RESNET, "depths": [3, 4, 6, 3], "hidden_sizes": [256, 512, 1024, 2048], "layer_type": "bottleneck"},
     ),
-    "vit-base": ("ViTConfig", "ViTForImageClassification", VIT_BASE),
+    "vit-base": (
+        "ViTConfig",
+        "ViTForImageClassification",
+        {**ENCODER, "image_size": IMAGE_SIZE, "patch_size": 16, "num_labels": 1000},
+    ),
 }
 
 

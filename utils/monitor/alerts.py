@@ -97,15 +97,14 @@ def slow_step(times: StageTimes) -> str | None:
     """Return the slow ones among the newest steps, with the stage in which the worst one spent most."""
     table = _newest(times)
     seconds = table.host_s.sum(axis=1)
-    newest = range(max(LEAST, len(seconds) - WINDOW), len(seconds))
-    usual = {at: float(np.median(seconds[max(0, at - WINDOW) : at])) for at in newest}
-    slow = [at for at in newest if seconds[at] > max(SLOW_FACTOR * usual[at], usual[at] + SLOW_EXTRA_S)]
+    usual = _usual(seconds)
+    slow = [at for at in usual if seconds[at] > max(SLOW_FACTOR * usual[at], usual[at] + SLOW_EXTRA_S)]
     if not slow:
         return None
     worst = max(slow, key=lambda at: float(seconds[at]))
     place = int(table.host_s[worst].argmax())
     return (
-        f"{len(slow)} of the last {len(newest)} steps; the worst is step {table.numbers[worst]}:"
+        f"{len(slow)} of the last {len(usual)} steps; the worst is step {table.numbers[worst]}:"
         f" {text.seconds(seconds[worst])}, where {text.seconds(usual[worst])} is usual;"
         f" {text.seconds(table.host_s[worst, place])} of it in {_stage(table, place)}"
     )
@@ -180,16 +179,21 @@ def exploding(times: StageTimes) -> str | None:
     steps, values = _values(times, name)
     known = np.isfinite(values)
     steps, values = steps[known], values[known]
-    newest = range(max(LEAST, len(values) - WINDOW), len(values))
-    usual = {at: float(np.median(values[max(0, at - WINDOW) : at])) for at in newest}
-    wild = [at for at in newest if values[at] > EXPLODED * usual[at] > 0]
+    usual = _usual(values)
+    wild = [at for at in usual if values[at] > EXPLODED * usual[at] > 0]
     if not wild:
         return None
     worst = max(wild, key=lambda at: float(values[at]))
     return (
-        f"{len(wild)} of the last {len(newest)} values; the largest is {values[worst]:.4g} at step {steps[worst]},"
+        f"{len(wild)} of the last {len(usual)} values; the largest is {values[worst]:.4g} at step {steps[worst]},"
         f" where {usual[worst]:.4g} is usual"
     )
+
+
+def _usual(values: np.ndarray) -> dict[int, float]:
+    """Return the median of the values before each of the newest, by its place."""
+    newest = range(max(LEAST, len(values) - WINDOW), len(values))
+    return {at: float(np.median(values[max(0, at - WINDOW) : at])) for at in newest}
 
 
 def _losses(times: StageTimes) -> list[str]:

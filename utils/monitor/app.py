@@ -39,7 +39,8 @@ def _page(root: Path, stall_s: float) -> None:
     if not runs:
         _explain_empty(root)
         return
-    entry = _chosen(runs)
+    entries = {each.path: each for each in runs}  # the newest at first
+    entry = entries[tabs.chosen("Run", {path: each.name for path, each in entries.items()}, "run")]
     _list(runs, now)
     shown_tabs = st.tabs(list(TABS), key="tab", on_change="rerun")
     for tab, (name, show) in zip(shown_tabs, TABS.items(), strict=True):
@@ -52,14 +53,6 @@ def _shown(root: Path, entry: RunEntry, runs: list[RunEntry], now: float, stall_
     folder = RunFolder(root, entry.path)
     reader = _reader()
     return Shown(root, entry, folder, reader.processes(folder), tuple(runs), now, stall_s, reader)
-
-
-def _chosen(runs: list[RunEntry]) -> RunEntry:
-    """Return the run that the person chose, the newest at first."""
-    entries = {each.path: each for each in runs}
-    names = dict(zip(entries, text.distinct([each.name for each in runs]), strict=True))
-    path = st.selectbox("Run", list(entries), format_func=lambda each: names.get(each, each), key="run")
-    return entries.get(path or "", runs[0])
 
 
 def _list(runs: list[RunEntry], now: float) -> None:

@@ -53,8 +53,6 @@ class RunEntry:
     fault: str | None = None
     status: str | None = None
     ranks: int = 0
-    started_unix_s: float | None = None
-    elapsed_s: float | None = None
     last_step: int | None = None
     step_s: float | None = None  # the median
 
@@ -138,22 +136,10 @@ def entry_of(folder: Path, path: str, stamp: Stamp) -> RunEntry:
     try:
         ranks = ranks_in(folder)
         times = read_stage_times(folder, ranks[0], with_rows=False)
-        return _entry(times, path, changed, len(ranks))
+        median_s = times.step.host_s.median if times.step else None
+        return RunEntry(path, changed, None, times.status, len(ranks), times.last_step, median_s)
     except Exception as error:  # whatever one run holds, the others are listed
         return RunEntry(path, changed, fault=text.reason(error, folder))
-
-
-def _entry(times: StageTimes, path: str, changed: float, ranks: int) -> RunEntry:
-    return RunEntry(
-        path=path,
-        changed_unix_s=changed,
-        status=times.status,
-        ranks=ranks,
-        started_unix_s=times.started_unix_s,
-        elapsed_s=times.elapsed_s,
-        last_step=times.last_step,
-        step_s=times.step.host_s.median if times.step else None,
-    )
 
 
 def _is_folder(entry: os.DirEntry) -> bool:
@@ -290,20 +276,12 @@ def inside(base: Path, path: str) -> Path:
     return place
 
 
-@dataclass(frozen=True)
-class _Kept:
-    stamp: Stamp
-    processes: Processes
-    read_at: float
-    cost_s: float
-
-
 class Reader:
     """Gives the processes of a run: from memory while nothing has changed, or while reading would cost too much."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Stamp, float, Processes]] = OrderedDict()  # and when to read it again
         self._reading = threading.Lock()
 
     def processes(self, run: RunFolder) -> Processes:
@@ -311,11 +289,11 @@ class Reader:
         key = str(run.folder)
         with self._reading:
             kept, stamp, began = self._kept.get(key), run.stamp(), self._clock()
-            if kept is None or (kept.stamp != stamp and began - kept.read_at >= COST * kept.cost_s):
-                found = run.processes()
-                kept = _Kept(stamp, found, self._clock(), self._clock() - began)
+            if kept is None or (kept[0] != stamp and began >= kept[1]):
+                found, ended = run.processes(), self._clock()
+                kept = stamp, ended + COST * (ended - began), found
             self._kept[key] = kept
             self._kept.move_to_end(key)
             while len(self._kept) > MOST_RUNS:
                 self._kept.popitem(last=False)
-            return kept.processes
+            return kept[2]

@@ -102,6 +102,20 @@ def chart(rows: pandas.DataFrame, *, y: str, alt: str, stacked: Sequence[str] | 
     st.altair_chart(drawn.properties(height=WITH_LEGEND if len(names) > 1 else HEIGHT), alt=alt)
 
 
+def chosen(label: str, names: Mapping[str, str], key: str, first: int = 0) -> str:
+    """Return which of these a person chooses, told apart by their names; one where the choice has gone meanwhile."""
+    shown = dict(zip(names, text.distinct([*names.values()]), strict=True))
+    how = {"format_func": lambda each: shown.get(each, each), "key": key}
+    path = st.selectbox(label, list(names), index=first, **how)
+    return path if path in names else next(iter(names))
+
+
+def unreadable(what: str, error: Exception, folder: RunFolder) -> None:
+    """Say that a file of a run cannot be read, and why."""
+    st.warning(f"{what} cannot be read.")
+    st.text(text.reason(error, folder.folder))
+
+
 def faults(processes: Processes) -> None:
     """Say which processes of a run could not be read, and why."""
     if processes.faults:
@@ -311,8 +325,7 @@ def _operators(shown: Shown, times: StageTimes) -> None:
         st.info("There is no table of operators yet: it comes from the trace, a few steps into the run.")
         return
     except (OSError, ValueError) as error:
-        st.warning("The table of operators cannot be read.")
-        st.text(text.reason(error, shown.folder.folder))
+        unreadable("The table of operators", error, shown.folder)
         return
     rows = list(csv.DictReader(io.StringIO(content.decode("utf-8", "replace"))))
     rows.sort(key=lambda row: -max(_number(row.get("cpu_self_ms")) or 0.0, _number(row.get("device_self_ms")) or 0.0))
@@ -397,44 +410,40 @@ def artifacts(shown: Shown) -> None:
 
 def _one(shown: Shown, found: list[RunFile]) -> None:
     by_path = {each.path: each for each in found}
-    names = dict(zip(by_path, text.distinct([text.plain(each) for each in by_path]), strict=True))
-    path = st.selectbox("File", list(by_path), format_func=lambda each: names.get(each, each), key="file")
-    chosen = by_path.get(path or "", found[0])
-    name = text.plain(chosen.path.rpartition("/")[2])
-    if chosen.purpose:
-        st.caption(chosen.purpose)
-    if chosen.size_bytes > LARGEST_DOWNLOAD:
+    file = by_path[chosen("File", {path: text.plain(path) for path in by_path}, "file")]
+    if file.purpose:
+        st.caption(file.purpose)
+    if file.size_bytes > LARGEST_DOWNLOAD:
         st.info(f"Files above {text.size(LARGEST_DOWNLOAD)} do not go through the browser; copy this one:")
-        st.code(str(shown.folder.folder.resolve() / chosen.path), language=None, wrap_lines=True)
+        st.code(str(shown.folder.folder.resolve() / file.path), language=None, wrap_lines=True)
         return
     st.download_button(
         "Download",
-        data=_content(shown, chosen) if chosen.size_bytes <= AT_HAND_BYTES else lambda: _content(shown, chosen),
-        file_name=name,
+        data=_content(shown, file) if file.size_bytes <= AT_HAND_BYTES else lambda: _content(shown, file),
+        file_name=text.plain(file.path.rpartition("/")[2]),
         mime="application/octet-stream",
         on_click="ignore",
         key="download",
     )
-    if chosen.path.lower().endswith(READABLE):
-        _preview(shown, chosen)
+    if file.path.lower().endswith(READABLE):
+        _preview(shown, file)
 
 
-def _content(shown: Shown, chosen: RunFile) -> bytes:
+def _content(shown: Shown, file: RunFile) -> bytes:
     """Return the content of a file; the reason in its place where it cannot be read any more."""
     try:
-        return shown.folder.read(chosen.path)
+        return shown.folder.read(file.path)
     except (OSError, ValueError) as error:
         return f"This file could not be read: {text.reason(error, shown.folder.folder)}\n".encode()
 
 
-def _preview(shown: Shown, chosen: RunFile) -> None:
+def _preview(shown: Shown, file: RunFile) -> None:
     try:
-        content = shown.folder.read(chosen.path, PREVIEW_BYTES, is_cut=True).decode("utf-8", "replace")
+        content = shown.folder.read(file.path, PREVIEW_BYTES, is_cut=True).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
-        st.warning("This file cannot be read.")
-        st.text(text.reason(error, shown.folder.folder))
+        unreadable("This file", error, shown.folder)
         return
-    cut = chosen.size_bytes > PREVIEW_BYTES
+    cut = file.size_bytes > PREVIEW_BYTES
     with st.expander(f"The first {text.size(PREVIEW_BYTES)} of it" if cut else "Look at it"):
         st.code(content if cut else _indented(content), language=None, height=400)
 
@@ -476,11 +485,9 @@ def compare(shown: Shown) -> None:
     if not others:
         st.info("There is only one run; a second one can be compared with it.")
         return
-    names = dict(zip((each.path for each in others), text.distinct([each.name for each in others]), strict=True))
+    entries = {each.path: each for each in others}
     first = next((place for place, each in enumerate(others) if each.fault is None), 0)
-    how = {"format_func": lambda each: names.get(each, each), "key": "other"}
-    path = st.selectbox("A: compare with", list(names), index=first, **how)
-    other = next((each for each in others if each.path == path), others[0])
+    other = entries[chosen("A: compare with", {path: each.name for path, each in entries.items()}, "other", first)]
     folder = RunFolder(shown.root, other.path)
     a, b = _process(other, shown.reader, folder), shown.ranks[0] if shown.ranks else None
     st.text(f"B is {shown.entry.name}")

@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from boundby.verdict import OwnerKind
-from utils.document import Row, TimeOwner
+from boundby.verdict import Owner, OwnerKind
+from utils.document import Row
 from utils.plots.style import MUTED, Rows, Subject, new_figure, picture
 
 LOOKS: dict[OwnerKind, tuple[str, str]] = {  # colour, and the name in the legend
@@ -29,10 +29,10 @@ def figure(rows: Rows, about: Subject) -> Figure:
     axes = drawn.subplots()
     longest = 100.0  # more where what is left over is negative
     for place, row in enumerate(rows):
-        parts = row["verdict"]["owners"]
-        whole = sum(part["seconds"] for part in parts)
+        parts = row["verdict"].owners
+        whole = sum(part.seconds for part in parts)
         left = 0.0
-        for part in (part for part in parts if part["seconds"] > 0):
+        for part in (part for part in parts if part.seconds > 0):
             left += _part(axes, place, left, part, whole)
         longest = max(longest, left)
     names = [_name(row, len({row["dtype"] for row in rows}) > 1) for row in rows]
@@ -46,10 +46,10 @@ def figure(rows: Rows, about: Subject) -> Figure:
     return drawn
 
 
-def _part(axes: Axes, place: int, left: float, part: TimeOwner, whole: float) -> float:
+def _part(axes: Axes, place: int, left: float, part: Owner, whole: float) -> float:
     """Draw one part with its padding hatched at its end; return its width."""
-    width, colour = 100 * part["seconds"] / whole, LOOKS[part["kind"]][0]
-    padding = width * (part["padding_share"] or 0.0)
+    width, colour = 100 * part.seconds / whole, LOOKS[part.kind][0]
+    padding = width * (part.padding_share or 0.0)
     axes.barh(place, width, BAR, left, color=colour, edgecolor="white", linewidth=0.8)
     if padding:
         look = {"facecolor": "none", "edgecolor": "white", "hatch": "///", "linewidth": 0}
@@ -62,12 +62,11 @@ def _part(axes: Axes, place: int, left: float, part: TimeOwner, whole: float) ->
 
 
 def _name(row: Row, with_dtype: bool) -> str:
-    reference = row["verdict"].get("reference")
-    shape = reference["shape"] if reference else f"batch {row['batch_size']}"
+    shape = str(row["verdict"].reference or f"batch {row['batch_size']}")
     return f"{shape}, {row['dtype']}" if with_dtype else shape
 
 
 def _key(rows: Sequence[Row]) -> list[Patch]:
-    kinds = {part["kind"] for row in rows for part in row["verdict"]["owners"] if part["seconds"] > 0}
+    kinds = {part.kind for row in rows for part in row["verdict"].owners if part.seconds > 0}
     marks = [Patch(facecolor=colour, label=name) for kind, (colour, name) in LOOKS.items() if kind in kinds]
     return [*marks, Patch(facecolor=MUTED, edgecolor="white", hatch="////", linewidth=0, label="hatched: for padding")]

@@ -143,10 +143,9 @@ def shortened(text: str, longest: int = LONGEST_NAME) -> str:
 def limited_by(row: Row) -> str:
     """Return in a word or two what a row is limited by, with "?" where this is not settled."""
     verdict = row.get("verdict")
-    causes = (verdict or {}).get("limited_by") or []
-    bound = row.get("bound") or "inconclusive"
-    words = CAUSES[causes[0]["kind"]] if causes else BOUNDS.get(bound, "not known")
-    return words + ("" if verdict is None or verdict.get("settled", True) or words == "not known" else "?")
+    causes = verdict.limited_by if verdict else ()
+    words = CAUSES[causes[0].kind] if causes else BOUNDS.get(row.get("bound") or "inconclusive", "not known")
+    return words + ("" if verdict is None or verdict.settled or words == "not known" else "?")
 
 
 def number(value: float, _position: object = None) -> str:

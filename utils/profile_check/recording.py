@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from boundby import files
+from boundby.remarks import Remark
 from boundby.trace import OPERATOR_COLUMNS, Analysis, OpStat, analyze, read_trace
 from boundby.trace.decoding import MAX_JSON_BYTES
 from boundby.trace.source import Source
@@ -20,53 +21,6 @@ TIMES = ("window", "busy", "idle")
 PATH_ENDING = "_path"  # of the keys of a manifest that name a file
 FOLDED = re.compile(r"\S.* [1-9]\d*")  # outer;inner;innermost weight
 NAMED = 80  # characters of a line that a message quotes
-
-
-class Output(msgspec.Struct):
-    """One file that the step wrote."""
-
-    path: str
-    bytes: int
-    sha256: str
-
-
-class TraceSettings(msgspec.Struct):
-    """The settings of the trace."""
-
-    enabled: bool = True
-
-
-class Settings(msgspec.Struct):
-    """The settings that the step has read."""
-
-    trace: TraceSettings = msgspec.field(default_factory=TraceSettings)
-
-
-class Parts(msgspec.Struct):
-    """What the result of the step depends on."""
-
-    config: Settings = msgspec.field(default_factory=Settings)
-
-
-class Receipt(msgspec.Struct):
-    """What is read of a receipt."""
-
-    schema_version: int
-    status: str
-    outputs: list[Output]
-    parts: Parts = msgspec.field(default_factory=Parts)
-
-    @property
-    def is_without_trace(self) -> bool:
-        """Whether the settings asked for none."""
-        return not self.parts.config.trace.enabled
-
-
-class Remark(msgspec.Struct):
-    """One thing that was given up or cannot be given, and why."""
-
-    what: str
-    reason: str
 
 
 class Cycle(msgspec.Struct):
@@ -127,19 +81,19 @@ class StoredAnalysis(msgspec.Struct):
     traces: list[StoredTrace]
 
 
-class StepRecord(msgspec.Struct):
-    """How a step ended."""
-
-    status: str
-
-
 class RunRecord(msgspec.Struct):
     """What is read of run.json."""
 
-    steps: dict[str, StepRecord]
+    steps: dict[str, dict[str, object]]
 
 
-def receipt_of(subject: Subject) -> tuple[Receipt | None, list[Check]]:
+def is_without_trace(receipt: steps.Receipt) -> bool:
+    """Tell whether the settings asked for none."""
+    settings = receipt.parts.config.get("trace")
+    return isinstance(settings, Mapping) and settings.get("enabled") is False
+
+
+def receipt_of(subject: Subject) -> tuple[steps.Receipt | None, list[Check]]:
     """Return the receipt of a run of the pipeline, and what is to be said about it and about the files it lists."""
     path, marker = subject.layout.receipt(STEP), subject.layout.marker(STEP)
     if not subject.is_pipeline:
@@ -148,25 +102,25 @@ def receipt_of(subject: Subject) -> tuple[Receipt | None, list[Check]]:
         found = f"step {STEP} has started and not finished" if marker.exists() else f"step {STEP} left no receipt"
         remedy = "wait for it, or python run_pipeline.py --from 3 --resume" if marker.exists() else None
         return None, [subject.fault("receipt", path, found, remedy)]
-    receipt, checks = subject.read("receipt", path, Receipt, "what the step wrote")
+    receipt, checks = subject.read("receipt", path, steps.Receipt, "what the step wrote")
     if receipt is None:
         return None, checks
     return receipt, [*_receipt(subject, receipt, path), *_outputs(subject, receipt, path)]
 
 
-def _receipt(subject: Subject, receipt: Receipt, path: Path) -> Iterator[Check]:
+def _receipt(subject: Subject, receipt: steps.Receipt, path: Path) -> Iterator[Check]:
     if receipt.schema_version != steps.SCHEMA_VERSION:
         text = f"its schema version is {receipt.schema_version}, not {steps.SCHEMA_VERSION}"
         yield subject.fault("receipt", path, text)
     elif receipt.status != "ok":
         yield subject.fault("receipt", path, f"step {STEP} ended with status {receipt.status}")
-    elif receipt.is_without_trace:
+    elif is_without_trace(receipt):
         yield subject.note("receipt", path, "trace.enabled was false: no trace was recorded")
     else:
         yield subject.ok("receipt", path, f"step {STEP} finished, {len(receipt.outputs)} file(s) listed")
 
 
-def _outputs(subject: Subject, receipt: Receipt, path: Path) -> Iterator[Check]:
+def _outputs(subject: Subject, receipt: steps.Receipt, path: Path) -> Iterator[Check]:
     written = path.stat().st_mtime_ns
     listed = {_place(subject, output.path): output for output in receipt.outputs}
     touched = []
@@ -183,7 +137,7 @@ def _outputs(subject: Subject, receipt: Receipt, path: Path) -> Iterator[Check]:
             yield subject.note("listing", place, f"the receipt does not list it, and it is {age} than the receipt")
 
 
-def _output(subject: Subject, place: Path, output: Output, written: int) -> Check:
+def _output(subject: Subject, place: Path, output: steps.Output, written: int) -> Check:
     if not place.is_file():
         return subject.fault("existence", place, "it is missing; the receipt lists it")
     size = place.stat().st_size
@@ -212,7 +166,7 @@ def run_record(subject: Subject) -> Iterator[Check]:
     """Yield what is to be said about the record of the run."""
     path = subject.layout.run
     try:
-        status = read_strictly(path, RunRecord).steps[STEP].status
+        status = read_strictly(path, RunRecord).steps[STEP]["status"]
     except FileNotFoundError:
         if subject.run.resolve().parent.name == "previous":
             yield subject.note("existence", path, "it stays with the newest run; this is an earlier one")
@@ -255,16 +209,16 @@ def _manifest(subject: Subject) -> tuple[Manifest | None, list[Check]]:
 
 def _recorded(subject: Subject, manifest: Manifest) -> Iterator[Check]:
     path = subject.manifest
-    steps = f"{manifest.steps_recorded} of {manifest.steps_expected} steps recorded"
+    counted = f"{manifest.steps_recorded} of {manifest.steps_expected} steps recorded"
     reasons = "; ".join(f"{each.what}: {each.reason}" for each in manifest.downgrades)
     if not manifest.trace_wanted:
         yield subject.note("trace", path, f"no trace was wanted: {manifest.trace_reason or 'no reason is given'}")
     elif manifest.trace_path is None:
         yield subject.fault("trace", path, f"there is no trace ({reasons or 'and no reason'})")
     elif manifest.steps_recorded < manifest.steps_expected and not reasons:
-        yield subject.fault("steps", path, f"{steps}, and no reason is given")
+        yield subject.fault("steps", path, f"{counted}, and no reason is given")
     else:
-        yield subject.ok("steps", path, steps)
+        yield subject.ok("steps", path, counted)
     for kind, remarks in (("downgraded", manifest.downgrades), ("unavailable", manifest.unavailable)):
         for each in remarks:
             yield subject.note(kind, path, f"{kind}: {each.what}: {each.reason}")

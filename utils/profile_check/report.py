@@ -57,7 +57,7 @@ def check(subject: Subject) -> Checked:
     receipt, checks = recording.receipt_of(subject)
     if subject.is_pipeline:
         checks += recording.run_record(subject)
-    if receipt is not None and receipt.is_without_trace:
+    if receipt is not None and recording.is_without_trace(receipt):
         return Checked(subject.run, tuple(checks), None)
     run, said = training.read(subject)
     checks += said

@@ -83,9 +83,9 @@ def _repairs(data: ReportData) -> Iterator[Advice]:
 def _unsettled(data: ReportData) -> Iterator[Advice]:
     """Yield another measurement where what limits cannot be told because other programs ran."""
     verdict = (data.chosen or {}).get("verdict")
-    if not verdict or verdict.get("unsettled") not in ("disturbed", "unexplained"):
+    if not verdict or not verdict.unsettled or verdict.unsettled.kind not in ("disturbed", "unexplained"):
         return
-    why = f"What limits is not settled: {verdict['would_settle']}." if verdict.get("would_settle") else ""
+    why = f"What limits is not settled: {verdict.unsettled.text}."
     yield Advice(REPAIR, "Measure again while nothing else runs", why, data.command.run("--from", "2"))
 
 
@@ -123,22 +123,18 @@ def worthwhile(row: Row) -> Iterator[Option]:
     verdict = row.get("verdict")
     if not verdict:
         return
-    for trial in verdict.get("trials", ()):
-        if trial.get("is_fix", True) and trial["outcome"] == "gains" and trial["measured"]["value"] >= LEAST_GAIN:
-            same = trial["same_labels"]
-            share = same["share"]["value"] if same else None
-            yield Option(Fix(trial["kind"], trial["settings"]), Interval(**trial["measured"]), True, None, "", share)
+    for trial in verdict.trials:
+        if trial.is_fix and trial.outcome == "gains" and trial.measured.value >= LEAST_GAIN:
+            share = trial.same_labels.share.value if trial.same_labels else None
+            yield Option(trial.fix, trial.measured, True, None, "", share)
     # A bound is told where nothing was tried or predicted, and of the input, which overlaps with the forward whole.
-    is_bound_only = not verdict.get("trials") and not any(gain.get("predicted") for gain in verdict["gains"])
-    for gain in verdict["gains"]:
-        if "kind" not in gain:
-            continue  # older results name no kinds
-        fix, tried = Fix(gain["kind"], gain.get("settings", {})), gain.get("measured")
-        known = tried or gain.get("predicted")
-        if known is None and gain["at_most"] >= LEAST_BOUND and (is_bound_only or fix.kind == "overlap_input"):
-            yield Option(fix, None, False, gain["at_most"], gain["basis"])
-        elif known and known["low"] > 1 and known["value"] >= LEAST_GAIN:
-            yield Option(fix, Interval(**known), tried is not None, None, gain["basis"])
+    is_bound_only = not verdict.trials and not any(gain.predicted for gain in verdict.gains)
+    for gain in verdict.gains:
+        known = gain.predicted
+        if known is None and gain.at_most >= LEAST_BOUND and (is_bound_only or gain.fix.kind == "overlap_input"):
+            yield Option(gain.fix, None, False, gain.at_most, gain.basis)
+        elif known and known.low > 1 and known.value >= LEAST_GAIN:
+            yield Option(gain.fix, known, False, None, gain.basis)
 
 
 def _fastest(data: ReportData, row: Row, options: Sequence[Option]) -> Iterator[Advice]:

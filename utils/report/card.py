@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
-import msgspec
-
 from boundby import card as cards
 from boundby import environment
 from boundby.card import Compared, Facts, Next, Rate
@@ -24,7 +22,7 @@ def card(data: ReportData) -> list[str]:
 def facts(data: ReportData) -> Facts:
     """Return what the card says of the optimal batch size in the model's own dtype."""
     row, document = data.chosen, data.document
-    verdict = verdict_of(row)
+    verdict = row.get("verdict") if row else None
     reference = verdict.reference if verdict else None
     return Facts(
         model=_model(data),
@@ -41,19 +39,6 @@ def facts(data: ReportData) -> Facts:
         scores={data.task.SCORE: data.task.headline(data.full)} if data.is_scored else {},
         doubts=doubts.in_brief(data),
     )
-
-
-def verdict_of(row: Row | None) -> Verdict | None:
-    """Return the verdict of a row, also one of an earlier version, whose fixes may lack their kinds."""
-    values = row.get("verdict") if row else None
-    if not values:
-        return None
-    gains = [gain for gain in values["gains"] if "kind" in gain]
-    kinds = values.get("doubt_kinds", [doubt.partition(":")[0] for doubt in values["doubts"]])
-    try:
-        return Verdict.from_dict({**values, "gains": gains, "doubt_kinds": kinds})
-    except (LookupError, TypeError, ValueError, msgspec.ValidationError):
-        return None
 
 
 def _model(data: ReportData) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from boundby.formatting import NOTHING, clean, listed, number, times
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
-from boundby.verdict import ARITHMETIC, OF_CAUSES, fix_of_cause, plain
-from utils.document import Launches, Trace, TracedDevice, TraceSteps, Verdict
+from boundby.verdict import ARITHMETIC, OF_CAUSES, Verdict, fix_of_cause, plain
+from utils.document import Launches, Trace, TracedDevice, TraceSteps
 from utils.plots import layers as layer_bars
 from utils.plots import memory, timeline
 from utils.plots.style import BOUNDS
@@ -69,33 +69,35 @@ def _with_memory(trace: Trace | Missing) -> Trace | Missing:
 
 def _verdict(trace: Trace) -> str:
     verdict, on_host = trace["verdict"], trace["devices"][0]["device"] is None
-    bound, share = verdict["bound"], verdict["share_of_limit"]
+    bound, share = verdict.bound, verdict.share_of_limit
     said = words.bound(bound, on_host)
     said = f"{said[0].upper()}{said[1:]}"
-    others = listed([plain(bound) for bound in verdict["alternatives"]])
+    others = listed([plain(bound) for bound in verdict.alternatives])
     said += f": {others}" if others and bound == "mixed" else ""
     said += "" if share is None else f", {100 * share:.0f} % of the traced time"
     said += f"; it may also be {others}" if others and bound != "mixed" else ""
-    return f"{said} (confidence {verdict['confidence']})."
+    return f"{said} (confidence {verdict.confidence})."
 
 
 def _against_sweep(data: ReportData, verdict: Verdict) -> list[Block]:
     """Return what to make of a trace that speaks for another limit than the sweep at the same batch size."""
     point = (data.manifest.dtype, data.manifest.batch_size)
     swept = next((row.get("verdict") for row in data.rows if (row["dtype"], row["batch_size"]) == point), None)
-    if not swept or "inconclusive" in (swept["bound"], verdict["bound"]) or _possible(swept) & _possible(verdict):
+    if not swept or "inconclusive" in (swept.bound, verdict.bound) or _possible(swept) & _possible(verdict):
         return []
     return [Paragraph(WHOM_TO_BELIEVE)]
 
 
 def _possible(verdict: Verdict) -> set[str]:
     """Return the bounds that a verdict leaves open; a trace cannot tell whether the work fills the device."""
-    bounds = {verdict["bound"], *verdict["alternatives"]} - {"mixed"}
+    bounds = {verdict.bound, *verdict.alternatives} - {"mixed"}
     return bounds | set(ARITHMETIC) if "under_utilised" in bounds else bounds
 
 
 def _doubts(trace: Trace) -> list[Block]:
-    items = [f"doubt: {clean(doubt, 300)}" for doubt in trace["verdict"]["doubts"]]  # what is wrong with it among them
+    items = [
+        f"doubt: {clean(str(doubt), 300)}" for doubt in trace["verdict"].doubts
+    ]  # what is wrong with it among them
     return [BulletList(items)] if items else []
 
 
@@ -151,7 +153,7 @@ def _causes(trace: Trace) -> list[Block]:
     shown = [(ms, name) for ms, name in causes if 100 * ms / whole >= SHOWN_PCT]
     if not shown:
         return []
-    fixes = {} if trace["verdict"]["bound"] == "inconclusive" else _fixes(on_host)
+    fixes = {} if trace["verdict"].bound == "inconclusive" else _fixes(on_host)
     rows = [
         [
             _cause(name, on_host),
@@ -181,7 +183,7 @@ def _explained(trace: Trace) -> list[Block]:
     """Return what each cause that tells is, and what to do about it."""
     device = trace["devices"][0]
     on_host, whole = device["device"] is None, device["window_ms"]
-    fixes = {} if trace["verdict"]["bound"] == "inconclusive" else _fixes(on_host)
+    fixes = {} if trace["verdict"].bound == "inconclusive" else _fixes(on_host)
     telling = [name for name, ms in device["idle_by_cause_ms"].items() if 100 * ms > TELLING_PCT * whole]
     notes = [
         f"{_cause(name, on_host)}: {words.cause(name, on_host)}.{f' To do: {fixes[name]}.' if name in fixes else ''}"

@@ -17,6 +17,7 @@ from boundby.known import Missing
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
 from boundby.trace import rows_by_name
+from boundby.verdict import Verdict
 from utils import steps, tasks
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
@@ -310,10 +311,10 @@ def _trace(layout: Layout, manifest: Manifest) -> Trace | Missing:
     if missing:
         return Missing(f"{name} lacks {listed(missing)}")
     try:
-        msgspec.convert(trace, Trace)
-    except msgspec.ValidationError as error:
+        trace["verdict"] = Verdict.from_dict(trace["verdict"])
+        return cast(Trace, shaped(trace, Trace))
+    except (LookupError, TypeError, ValueError) as error:
         return Missing(f"{name} cannot be read: {error}")
-    return cast(Trace, trace)
 
 
 def _layers(layout: Layout, config: Config) -> ModelProfile | Missing:
@@ -331,8 +332,7 @@ def _quality(layout: Layout, document: Document) -> Quality | Missing:
     full = document["full_dataset_metrics"]
     if full is None:
         return Missing(f"the dataset was not evaluated: {document['full_dataset_reason']}")
-    quality, reason = qualities.read(layout.evaluated, full.get("plan"))
-    return quality or Missing(reason or "no reason was recorded")
+    return qualities.read(layout.evaluated, full.get("plan"))
 
 
 def _variants(layout: Layout, document: Document) -> Variants | Missing:

@@ -1,7 +1,7 @@
 """What step 05 has compared: the recommended variant with its command, the table, what was refused, the picture."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from boundby.card import factor
 from boundby.formatting import NOTHING, clean, number, paragraph, table
@@ -56,10 +56,10 @@ def console_lines(found: Variants) -> list[str]:
     """Return what the terminal says of it."""
     cells = table(*_table(found), left=[0])
     refused = [f"not {each}" for each in _refused(found, 160)]
-    why = [f"{row['words']}: {said}" for row in measured(found) if (said := sentence(row))]
-    against = [f"not allowed: {row['words']} ({row['against']})" for row in measured(found) if row["against"]]
-    told = [line for each in (*why, *against, *refused, *found["doubts"]) for line in paragraph(each)]
-    return [*cells, "", *told, "", *paragraph(_recommended(found))]
+    against = [f"not allowed: {each}" for each in _not_allowed(found)]
+    told = [_how(found), *_whys(measured(found)), *against, *refused, *found["doubts"]]
+    lines = [line for each in told for line in paragraph(each)]
+    return [*cells, "", *lines, "", *paragraph(_recommended(found))]
 
 
 def measured(found: Variants) -> list[VariantRow]:
@@ -109,9 +109,9 @@ def _recommended(found: Variants) -> str:
     gained = factor(Interval(**row["gain"]))
     if row["gain"]["low"] <= 1:
         kept = f"Keep the pipeline as it is, {row['words']}: nothing that keeps enough labels is surely faster."
-        return kept + _beyond(found, row)
+        return kept + _beyond(found, row) + _unsure(found, row)
     used = f"Use {row['words']}: {gained} the texts per second of padded batches as they come; {kept}."
-    return used + _beyond(found, row)
+    return used + _beyond(found, row) + _unsure(found, row)
 
 
 def _beyond(found: Variants, chosen: VariantRow) -> str:
@@ -124,6 +124,17 @@ def _beyond(found: Variants, chosen: VariantRow) -> str:
     times = f"{fastest['gain']['value'] / chosen['gain']['value']:.2g}"
     takes = "evaluation.precision=fastest takes it for a set that is large enough to pay for converting"
     return f" {fastest['words']} was {times}× as fast: {takes}."
+
+
+def _unsure(found: Variants, chosen: VariantRow) -> str:
+    """Return what was faster and kept enough labels, but of too few texts to be sure of all."""
+    others = [row for row in measured(found) if row["against"] and found["texts"] < found["dataset_rows"]]
+    kept = [row for row in others if row["exactness"]["agreement"] >= found["min_agreement"]]
+    fastest = max(kept, key=lambda row: row["texts_per_s"]["value"], default=chosen)
+    if fastest["texts_per_s"]["value"] <= chosen["texts_per_s"]["value"]:
+        return ""
+    few = f"{found['texts']:,} texts are too few to allow it; variants.max_seconds gives time for more"
+    return f" {fastest['words']} was faster, but {few}."
 
 
 def _row(found: Variants, name: str) -> VariantRow:
@@ -165,16 +176,22 @@ def _cells(row: VariantRow, found: Variants) -> list[str]:
 
 
 def _notes(found: Variants) -> list[str]:
-    texts, rows = found["texts"], found["dataset_rows"]
-    which = f"all {texts:,} texts" if texts == rows else f"{texts:,} of {rows:,} texts (a seeded sample)"
-    notes = [
-        f"Each variant ran {which}, tokenizing included, in turns of {found['rounds']} rounds, on {_threads(found)}; "
-        f"padded batches of {found['batch_size']} in float32 are the reference."
-        f"{' * is the recommended one.' if found['recommended']['name'] else ''}",
-    ]
-    notes += [f"Not allowed: {row['words']}, since {row['against']}." for row in measured(found) if row["against"]]
+    notes = [_how(found) + (" * is the recommended one." if found["recommended"]["name"] else "")]
+    notes += [f"Not allowed: {each}." for each in _not_allowed(found)]
     notes += [f"Doubtful: {clean(doubt, 160)}." for doubt in found["doubts"]]
     return notes
+
+
+def _how(found: Variants) -> str:
+    texts, rows = found["texts"], found["dataset_rows"]
+    which = f"all {texts:,} texts" if texts == rows else f"{texts:,} of {rows:,} texts (a seeded sample)"
+    turns = f"in turns of {found['rounds']} rounds, on {_threads(found)}"
+    reference = f"padded batches of {found['batch_size']} in float32 are the reference"
+    return f"Each variant ran {which}, tokenizing included, {turns}; {reference}."
+
+
+def _not_allowed(found: Variants) -> list[str]:
+    return _by_reason((against, row) for row in measured(found) if (against := row["against"]))
 
 
 def _threads(found: Variants) -> str:
@@ -188,22 +205,29 @@ def _refusals(found: Variants) -> list[Block]:
 
 def _refused(found: Variants, width: int) -> list[str]:
     """Return what could not be taken and why, one line for each reason."""
-    reasons: dict[str, list[str]] = {}
-    for row in found["variants"]:
-        if row["status"] == "refused":
-            reasons.setdefault(clean(row["reason"], width), []).append(row["words"])
-    return [f"{'; '.join(words)}: {reason}" for reason, words in reasons.items()]
+    return _by_reason((clean(row["reason"], width), row) for row in found["variants"] if row["status"] == "refused")
+
+
+def _by_reason(reasons: Iterable[tuple[str, VariantRow]]) -> list[str]:
+    words: dict[str, list[str]] = {}
+    for reason, row in reasons:
+        words.setdefault(reason, []).append(row["words"])
+    return [f"{'; '.join(each)}: {reason}" for reason, each in words.items()]
 
 
 def _reasons(rows: Sequence[VariantRow], only: str | None = "") -> list[Block]:
     """Return which operators made each variant, or `only` the one of that name, faster, and which did not."""
+    told = _whys(rows, only)
+    return [Paragraph("Why, by the operators of one batch:"), BulletList(told)] if told else []
+
+
+def _whys(rows: Sequence[VariantRow], only: str | None = "") -> list[str]:
     names = {row["name"]: row["words"] for row in rows}
-    told = [
-        f"{row['words']}, against {names[row['base'] or '']}: {said}"
+    return [
+        f"{row['words']}, {_span(row['gain_over_base'])} against {names[row['base'] or '']}: {said}"
         for row in rows
         if only in ("", row["name"]) and (said := sentence(row))
     ]
-    return [Paragraph("Why, by the operators of one batch:"), BulletList(told)] if told else []
 
 
 def _more(rows: Sequence[VariantRow]) -> Table:

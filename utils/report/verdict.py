@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from boundby import card
 from boundby.card import factor
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown
-from boundby.roofline import Interval
-from boundby.verdict import Fix, OwnerKind
+from boundby.verdict import Gain, Owner, OwnerKind, Trial, Verdict
 from utils.comparison import facts
-from utils.document import Ceilings, Gain, Operator, Row, TimeOwner, Trial, Verdict
+from utils.document import Ceilings, Operator, Row
 from utils.plots import operators, owners, roofline
 from utils.plots.style import limited_by
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
@@ -71,41 +70,45 @@ def where_time_goes(data: ReportData) -> list[Content]:
 
 
 def _with_owners(data: ReportData) -> tuple[Row, ...] | Missing:
-    rows = tuple(row for row in data.rows if (of(row) or {}).get("owners"))
+    rows = tuple(row for row in data.rows if _parts(row))
     return rows or Missing("the time of no batch was split")
+
+
+def _parts(row: Row) -> tuple[Owner, ...]:
+    verdict = of(row)
+    return verdict.owners if verdict else ()
 
 
 def _owners(row: Row, verdict: Verdict) -> list[Block]:
     """Return the table of owners, which adds up to the measured time."""
-    parts, reference = verdict.get("owners", []), verdict.get("reference")
+    parts = verdict.owners
     if not parts:
-        bound = card.BOUNDS.get(verdict["bound"])
+        bound = card.BOUNDS.get(verdict.bound)
         said = f"is limited by {bound}" if bound else "has times that do not tell what limits it"
         return [Paragraph(f"Batch size {row['batch_size']} {said}.")]
-    whole = sum(part["seconds"] for part in parts)
-    rows = [_owner(part, whole) for part in parts if part["seconds"]]
-    padding = sum(part["seconds"] * (part["padding_share"] or 0.0) for part in parts)
+    whole = sum(part.seconds for part in parts)
+    rows = [_owner(part, whole) for part in parts if part.seconds]
+    padding = sum(part.seconds * (part.padding_share or 0.0) for part in parts)
     rows.append(["together, as measured", number(1e3 * whole), "100", f"{100 * padding / whole:.0f}"])
-    where = f"a batch of {reference['shape']}" if reference else f"a batch of {row['batch_size']}"
     headers = ["whose", "ms", "%", "of it for\npadding %"]
-    return [Table(headers, rows, left=[0], caption=f"The time of {where} in {row['dtype']}")]
+    caption = f"The time of a batch of {verdict.reference or row['batch_size']} in {row['dtype']}"
+    return [Table(headers, rows, left=[0], caption=caption)]
 
 
-def _owner(part: TimeOwner, whole: float) -> list[str]:
-    padding = "" if part["padding_share"] is None else f"{100 * part['padding_share']:.0f}"
-    return [OWNERS[part["kind"]], number(1e3 * part["seconds"]), f"{100 * part['seconds'] / whole:.0f}", padding]
+def _owner(part: Owner, whole: float) -> list[str]:
+    padding = "" if part.padding_share is None else f"{100 * part.padding_share:.0f}"
+    return [OWNERS[part.kind], number(1e3 * part.seconds), f"{100 * part.seconds / whole:.0f}", padding]
 
 
 def _times(data: ReportData, verdict: Verdict) -> list[Block]:
     """Return the times of the reference batch side by side, and why they differ where they do."""
-    reference = verdict.get("reference")
-    if not reference:
+    if not verdict.reference:
         return []
-    shape, first = reference["shape"], reference["seconds"]["value"]
+    shape, first = str(verdict.reference), verdict.reference.seconds.value
     rows = [["the sweep", shape, number(1e3 * first), ""]]
     is_disturbed = bool(data.chosen and data.chosen["disturbed_rounds"])
     calmer = "timed later; other programs disturbed the sweep" if is_disturbed else "timed later, over and over"
-    alone = sum(part["seconds"] for part in verdict.get("owners", []) if part["kind"] in ALONE)
+    alone = sum(part.seconds for part in verdict.owners if part.kind in ALONE)
     if alone:
         why = "each alone and hot: no Python, no cold caches"
         rows.append(["replay of its operators", shape, number(1e3 * alone), why])
@@ -138,23 +141,23 @@ def tried(data: ReportData) -> list[Content]:
     elsewhere = [fix for _, fix in variants.tried(data) if fix]  # over all texts, which tells more
 
     def is_here(each: Trial | Gain) -> bool:
-        return "kind" not in each or Fix(each["kind"], each.get("settings", {})) not in elsewhere
+        return each.fix not in elsewhere
 
-    trials = list(filter(is_here, verdict.get("trials", [])))
-    of_sizes = [_trial(trial) for trial in trials if trial.get("kind") == "batch_size"]  # they stand in the sweep
-    rows = [_trial(trial) for trial in trials if trial.get("kind") != "batch_size"]
+    trials = list(filter(is_here, verdict.trials))
+    of_sizes = [_trial(trial) for trial in trials if trial.fix.kind == "batch_size"]  # they stand in the sweep
+    rows = [_trial(trial) for trial in trials if trial.fix.kind != "batch_size"]
     rows += [
-        [gain["fix"], factor(Interval(**gain["predicted"])), NOTHING, "not tried", NOTHING]
-        for gain in filter(is_here, verdict["gains"])
-        if gain.get("predicted")
+        [str(gain.fix), factor(gain.predicted), NOTHING, "not tried", NOTHING]
+        for gain in filter(is_here, verdict.gains)
+        if gain.predicted
     ]
     if not rows and not of_sizes:
         return []
     headers = ["", "predicted", "measured", "it is", "same\nlabels %"]
     notes = ["Factors of the throughput with their 95 % intervals, each change by itself."]
     untried: dict[str, list[str]] = {}
-    for each in verdict.get("untried", []):
-        untried.setdefault(clean(each["reason"], 120), []).append(each["fix"])
+    for each in verdict.untried:
+        untried.setdefault(clean(each.reason, 120), []).append(str(each.fix))
     notes += [f"Not tried: {listed(those)} ({reason})." for reason, those in untried.items()]
     where = f"At batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
     left = [0, 1, 2, 3]
@@ -164,11 +167,11 @@ def tried(data: ReportData) -> list[Content]:
 
 def _trial(trial: Trial) -> list[str]:
     return [
-        trial["trial"],
-        NOTHING if trial["predicted"] is None else factor(Interval(**trial["predicted"])),
-        factor(Interval(**trial["measured"])),
-        {"gains": "faster", "no_change": "no change", "loses": "slower: do not"}[trial["outcome"]],
-        NOTHING if trial["same_labels"] is None else f"{100 * trial['same_labels']['share']['value']:.1f}",
+        trial.name,
+        NOTHING if trial.predicted is None else factor(trial.predicted),
+        factor(trial.measured),
+        {"gains": "faster", "no_change": "no change", "loses": "slower: do not"}[trial.outcome],
+        NOTHING if trial.same_labels is None else f"{100 * trial.same_labels.share.value:.1f}",
     ]
 
 
@@ -198,11 +201,11 @@ def _evidence(data: ReportData) -> list[Content]:
     if verdict is None or data.chosen is None:
         return []
     where = f"batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
-    items = [*verdict["evidence"], *(f"doubt: {doubt}" for doubt in verdict["doubts"])]
+    items = [*verdict.evidence, *(f"doubt: {doubt}" for doubt in verdict.doubts)]
     bounds = [
-        f"{gain['fix']}: at most {times(gain['at_most'])}×, since {gain['basis']}"
-        for gain in verdict["gains"]
-        if not gain.get("predicted") and not gain.get("measured") and gain["at_most"] >= LEAST_BOUND
+        f"{gain.fix}: at most {times(gain.at_most)}×, since {gain.basis}"
+        for gain in verdict.gains
+        if not gain.predicted and gain.at_most >= LEAST_BOUND
     ]
     return [
         *([Paragraph(f"At {where}:"), BulletList(items)] if items else []),
@@ -219,7 +222,7 @@ def _ceilings_of(data: ReportData) -> Ceilings | Missing:
 
 def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
     size, unit = roofline.scale(rows)
-    several = sum(bool((of(row) or {}).get("owners")) for row in rows) > 1
+    several = sum(bool(_parts(row)) for row in rows) > 1
     kinds = [kind for kind in SHORT if several and any(_share(row, kind) for row in rows)]
     has_energy = any(row[ENERGY] is not None for row in rows)
     headers = ["batch\nsize", "limited by", *(SHORT[kind] for kind in kinds)]
@@ -237,9 +240,9 @@ def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
 
 def _share(row: Row, kind: OwnerKind) -> float | None:
     """Return the share of an owner in the time of a row, in percent."""
-    parts = (of(row) or {}).get("owners") or []
-    whole = sum(part["seconds"] for part in parts)
-    return sum(100 * part["seconds"] / whole for part in parts if part["kind"] == kind) if whole else None
+    parts = _parts(row)
+    whole = sum(part.seconds for part in parts)
+    return sum(100 * part.seconds / whole for part in parts if part.kind == kind) if whole else None
 
 
 def _cells(row: Row, kinds: Sequence[OwnerKind], size: float, has_energy: bool, is_on_gpu: bool) -> list[str]:
@@ -435,17 +438,13 @@ def _recorded(data: ReportData) -> str:
 
 def _operator_cells(row: Operator, on_device: bool) -> list[str]:
     cells = [clean(row["name"], LONGEST_OPERATOR), f"{row['calls']:,}"]
-    cells += [_cell(row["cpu_self_ms"]), _one_digit(row["cpu_self_pct"])]
-    return [*cells, _cell(row["device_total_ms"]), _one_digit(row["device_pct"])] if on_device else cells
+    cells += [_number(row["cpu_self_ms"]), _one_digit(row["cpu_self_pct"])]
+    return [*cells, _number(row["device_total_ms"]), _one_digit(row["device_pct"])] if on_device else cells
 
 
 def _not_recorded(data: ReportData) -> list[str]:
     missing = "; ".join(f"{remark.what}: {unknown(remark.reason)}" for remark in data.manifest.unavailable)
     return [f"Not in the trace: {missing}"] if missing else []
-
-
-def _cell(value: float | None) -> str:
-    return NOTHING if value is None else number(value)
 
 
 def _one_digit(value: float | None) -> str:

@@ -4,25 +4,44 @@ Plain values with the unit in every name; what is not known is null. `text` tell
 explains the keys.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 import boundby
 from boundby.trace import Analysis
 from boundby.trace.analysis import Breakdown
-from boundby.trace.kernels import KernelStat, LaunchStats, Spread, ncu_command
-from boundby.trace.memory import MemoryUse
+from boundby.trace.kernels import Spread, ncu_command
 from boundby.trace.operator_table import table_rows
-from boundby.verdict import values_of
 from utils.trace_analysis.traces import Examination, Examined, Pair
 
 if TYPE_CHECKING:
-    from boundby.trace.diff import Amount, Change, Part, StepSpread, TimeChange
+    from boundby.trace.diff import Amount, Change, Part, TimeChange
 
 SCHEMA_VERSION = 1
-Document = dict[str, object]
+Document = dict[str, Any]
+# By the end of a name in the document. A record has ns and shares; of a field that ends with `_ns` it is ms.
+UNITS: dict[str, Callable[[float], float]] = {
+    "ms": lambda nanoseconds: nanoseconds / 1e6,
+    "us": lambda nanoseconds: nanoseconds / 1e3,
+    "pct": lambda share: 100 * share,
+}
+# What the document calls a field otherwise, by the name of its record.
+NAMES = {
+    "Breakdown": {
+        "communication_overlap": "communication_overlap_pct",
+        "causes_ns": "idle_by_cause_ms",
+        "cause_details": "idle_details",
+        "least_ns": "least_without_ms",
+    },
+    "LaunchStats": {"call": "call_us", "delay": "delay_us", "empty_queue_share": "empty_queue_pct"},
+    "KernelStat": {"median_ns": "median_us", "max_ns": "max_us", "share": "share_pct"},
+    "Part": {"contributor": "mostly"},
+    "Contributor": {"name": "host_in", "spent_ns": "ms"},
+}
 
 
 def of(examination: Examination, peak_flops_per_s: float | None = None) -> Document:
@@ -32,7 +51,7 @@ def of(examination: Examination, peak_flops_per_s: float | None = None) -> Docum
         "operators_by": examination.group_by,
         "traces": [_trace(trace, peak_flops_per_s) for trace in examination.traces],
         "slowest": examination.slowest,
-        "left_out": [values_of(file) for file in examination.left_out],
+        "left_out": _told(examination.left_out),
     }
 
 
@@ -44,18 +63,18 @@ def of_pair(pair: Pair) -> Document:
         **_head("trace_diff"),
         "a": subject(pair.a),
         "b": subject(pair.b),
-        "unlike": [values_of(each) for each in diff.unlike],
+        "unlike": _told(diff.unlike),
         "is_per_step": diff.is_per_step,
         "operators_matched_by": diff.matched_by,
         "step": {
-            "a": _step_spread(a),
-            "b": _step_spread(b),
+            "a": _told(a),
+            "b": _told(b),
             "median_change_ms": _milliseconds(b.median_ns - a.median_ns) if a and b else None,
             "is_beyond_spread": diff.is_beyond_spread,
         },
         "parts": [_part(part) for part in diff.parts],
-        "busy": _times(diff.busy),
-        "idle": _times(diff.idle),
+        "busy": [_time(change) for change in diff.busy],
+        "idle": [_time(change) for change in diff.idle],
         "operators": [_changed_operator(change) for change in diff.operators],
         "kernels": [_changed_kernel(change) for change in diff.kernels],
     }
@@ -77,7 +96,7 @@ def subject(trace: Examined) -> Document:
         "steps": _steps(analysis),
         "is_conclusive": not trace.is_inconclusive,
         "verdict": trace.verdict.as_dict(),
-        "findings": [values_of(finding) for finding in analysis.findings],
+        "findings": _told(analysis.findings),
     }
 
 
@@ -90,14 +109,11 @@ def _trace(trace: Examined, peak_flops_per_s: float | None) -> Document:
     return {
         **subject(trace),
         "devices": [_device(device) for device in analysis.devices],
-        "launches": _launches(analysis.launches),
-        "memory": [_memory(use) for use in analysis.memory],
-        "annotations": [
-            {"name": a.name, "calls": a.calls, "host_ms": a.host_ns / 1e6, "device_ms": a.device_ns / 1e6}
-            for a in analysis.annotations
-        ],
+        "launches": _told(analysis.launches),
+        "memory": _told(analysis.memory),
+        "annotations": _told(analysis.annotations),
         "operators": table_rows(trace.operators, peak_flops_per_s),
-        "kernels": [_kernel(kernel) for kernel in analysis.kernels],
+        "kernels": _told(analysis.kernels),
         "nsight_compute": analysis.slowest_launch and ncu_command(analysis.slowest_launch),
     }
 
@@ -115,132 +131,53 @@ def _steps(analysis: Analysis) -> Document:
 
 
 def _device(device: Breakdown) -> Document:
-    timeline = device.timeline
-    return {
-        "device": device.device,
-        "window_ms": device.window_ns / 1e6,
-        "busy_ms": device.busy_ns / 1e6,
-        "idle_ms": device.idle_ns / 1e6,
-        "by_kind_ms": _by_name(device.by_kind_ns),
-        "exposed_ms": _by_name(device.exposed_ns),
-        "communication_overlap_pct": _percent(device.communication_overlap),
-        "idle_by_cause_ms": _by_name(device.causes_ns),
-        "idle_details": {
-            cause: [{"host_in": name, "ms": spent / 1e6} for name, spent in names]
-            for cause, names in device.cause_details.items()
-        },
-        "contributors": {
-            cause: {"host_in": most.name, "ms": most.spent_ns / 1e6, "where": most.where}
-            for cause, most in device.contributors.items()
-        },
-        "without_ms": _by_name(device.without_ns),
-        "least_without_ms": _by_name(device.least_ns),
-        "alone_ms": device.alone_ns / 1e6,
-        "gaps": device.gaps,
-        "longest_gaps": [
-            {
-                "start_ms": gap.start_ns / 1e6,
-                "duration_ms": gap.duration_ns / 1e6,
-                "cause": gap.cause,
-                "ended_by": gap.ended_by,
-            }
-            for gap in device.longest_gaps
-        ],
-        "steps": [
-            {
-                "number": step.number,
-                "start_ms": step.start_ns / 1e6,
-                "duration_ms": step.duration_ns / 1e6,
-                "busy_ms": _by_name(step.busy_ns),
-                "idle_ms": _by_name(step.idle_ns),
-            }
-            for step in device.steps
-        ],
-        "timeline": {
-            "edges_ms": _in_ms(timeline.edges_ns),
-            "busy_ms": {name: _in_ms(spent) for name, spent in timeline.busy_ns.items()},
-            "idle_ms": {name: _in_ms(spent) for name, spent in timeline.idle_ns.items()},
-        },
+    told = _told(device)
+    del told["step_quartiles"]  # `steps` has what they are of
+    details = device.cause_details.items()
+    told["idle_details"] = {
+        cause: [{"host_in": name, "ms": spent / 1e6} for name, spent in names] for cause, names in details
     }
+    return told
 
 
-def _launches(launches: LaunchStats) -> Document:
-    return {
-        "calls": launches.calls,
-        "calls_without_work": launches.calls_without_work,
-        "work": launches.work,
-        "work_without_call": launches.work_without_call,
-        "call_us": _spread(launches.call),
-        "delay_us": _spread(launches.delay),
-        "shorter_than_call": launches.shorter_than_call,
-        "mean_queue": launches.mean_queue,
-        "deepest_queue": launches.deepest_queue,
-        "empty_queue_pct": _percent(launches.empty_queue_share),
-    }
+def _told(record: Any) -> Any:
+    """Return a record, or a list of some, as plain values under the names of the document, with its units."""
+    if isinstance(record, list | tuple):
+        return [_told(item) for item in record]
+    if isinstance(record, Mapping):
+        return {key: _told(item) for key, item in record.items()}
+    if not isinstance(record, msgspec.Struct):
+        return record
+    told, names = {}, NAMES.get(type(record).__name__, {})
+    for field, value in asdict(record).items():
+        name = names.get(field) or (f"{field.removesuffix('_ns')}_ms" if field.endswith("_ns") else field)
+        unit = UNITS.get(name.rpartition("_")[2])
+        told[name] = _in_unit(unit, value) if unit else _told(value)
+    return told
 
 
-def _spread(spread: Spread | None) -> dict[str, float] | None:
-    if spread is None:
-        return None
-    return {"median": spread.median_ns / 1e3, "p95": spread.p95_ns / 1e3, "max": spread.max_ns / 1e3}
+def _in_unit(unit: Callable[[float], float], value: Any) -> Any:
+    """Return a number in another unit, or all numbers of a list, of a record or by name; what is not known is None."""
+    if isinstance(value, list | tuple):
+        return [_in_unit(unit, item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _in_unit(unit, item) for name, item in value.items()}
+    if isinstance(value, Spread):
+        return {name.removesuffix("_ns"): unit(item) for name, item in asdict(value).items()}
+    return None if value is None else unit(value)
 
 
-def _memory(use: MemoryUse) -> Document:
-    """Return the use of one device, times in ms since the base of the trace as everywhere in the document."""
-    entry = values_of(use)
-    timeline, peak_ns = entry.pop("timeline"), entry.pop("peak_ns")
-    times_ms = _in_ms(timeline.pop("times_ns"))
-    return {**entry, "peak_ms": peak_ns / 1e6, "timeline": {"times_ms": times_ms, **timeline}}
-
-
-def _kernel(kernel: KernelStat) -> Document:
-    return {
-        "name": kernel.name,
-        "kind": kernel.kind,
-        "calls": kernel.calls,
-        "total_ms": kernel.total_ns / 1e6,
-        "median_us": kernel.median_ns / 1e3,
-        "max_us": kernel.max_ns / 1e3,
-        "share_pct": _percent(kernel.share),
-        "operator": kernel.operator,
-        "module": kernel.module,
-    }
-
-
-def _step_spread(spread: "StepSpread | None") -> Document | None:
-    if spread is None:
-        return None
-    quartiles = {"median_ms": spread.median_ns, "q1_ms": spread.q1_ns, "q3_ms": spread.q3_ns}
-    return {"steps": spread.steps, **{name: value / 1e6 for name, value in quartiles.items()}}
-
-
-def _times(changes: "Sequence[TimeChange]") -> list[Document]:
-    return [
-        {
-            "name": change.name,
-            "a_ms": _milliseconds(change.a_ns),
-            "b_ms": _milliseconds(change.b_ns),
-            "change_ms": _milliseconds(change.change_ns),
-        }
-        for change in changes
-    ]
+def _time(change: "TimeChange") -> Document:
+    return {**_told(change), "change_ms": change.change_ns / 1e6}
 
 
 def _part(part: "Part") -> Document:
-    by = part.contributor
-    return {
-        "name": part.name,
-        "change_ms": part.change_ns / 1e6,
-        "mostly": None
-        if by is None
-        else {
-            "name": by.name,
-            "change_ms": by.change_ns / 1e6,
-            "calls_change": by.calls_change,
-            "called_by": by.caller and by.caller.operator,
-            "called_in": by.caller and by.caller.place,
-        },
-    }
+    told = _told(part)
+    by = told["mostly"]
+    if by is not None:
+        caller = by.pop("caller")
+        by |= dict(zip(("called_by", "called_in"), caller or (None, None), strict=True))
+    return told
 
 
 def _changed_operator(change: "Change") -> Document:
@@ -281,15 +218,3 @@ def _per_call_us(side: "Amount | None") -> float | None:
 
 def _milliseconds(nanoseconds: float | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e6
-
-
-def _in_ms(nanoseconds: Iterable[int]) -> list[float]:
-    return [moment / 1e6 for moment in nanoseconds]
-
-
-def _by_name(nanoseconds: Mapping[str, int]) -> dict[str, float]:
-    return {name: spent / 1e6 for name, spent in nanoseconds.items()}
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share

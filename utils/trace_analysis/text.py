@@ -4,15 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from boundby.formatting import NOTHING, clean, listed, number, times
+from boundby.formatting import NOTHING, clean, listed, number, percent, times
 from boundby.trace import Analysis
 from boundby.trace.analysis import Breakdown, StepTimes
 from boundby.trace.kernels import LaunchStats, Spread, ncu_command
+from boundby.trace.memory import memory_size
 from boundby.trace.operator_table import table_lines, table_rows
 from boundby.trace.operators import frame_name
-from boundby.verdict import Verdict
+from boundby.verdict import Verdict, values_of
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
 from utils.trace_analysis import words
@@ -20,6 +19,7 @@ from utils.trace_analysis.traces import Examination, Examined, LeftOut, Pair
 
 if TYPE_CHECKING:
     from boundby.trace.diff import Change, Diff, Part, StepSpread, TimeChange, Unlike
+    from utils.document import TracedMemory
 
 TOP = 15
 MOST_STEPS = 8
@@ -45,26 +45,6 @@ UNEQUAL = "since a trace has no steps"
 SORTED = {"device_self_ms": "device self time", "cpu_self_ms": "CPU self time"}
 
 
-class Owner(msgspec.Struct):
-    """Allocations alive at the peak of memory: of `boundby.trace.memory`, or read back from a document."""
-
-    operator: str | None
-    inside: str | None
-    bytes: int
-    allocations: int
-
-
-class Peak(msgspec.Struct):
-    """The memory of one device when there was most of it."""
-
-    device: int | None
-    peak_bytes: int
-    peak_reserved_bytes: int | None
-    earlier_bytes: int | None
-    kept_per_step_bytes: int | None
-    owners: list[Owner]
-
-
 def lines(examination: Examination, place: int | None = None, top: int | None = None) -> list[str]:
     """Return what the traces say, in lines of at most 120 columns; in detail the one at `place`, or the slowest."""
     place, top = examination.slowest if place is None else place, top or TOP
@@ -75,7 +55,7 @@ def lines(examination: Examination, place: int | None = None, top: int | None = 
         by = _order(analysis.devices[0])
         title = f"Top operators by {SORTED[by]}, grouped by {examination.group_by}"
         shown += [*plain_text.lines([Heading(title)]), *table_lines(table_rows(trace.operators), top, by)]
-    memory = [Heading("Memory"), *memory_blocks(analysis.memory)] if analysis.memory else []
+    memory = [Heading("Memory"), *memory_blocks(values_of(analysis.memory))] if analysis.memory else []
     return shown + plain_text.lines([*_kernels(analysis, top), *_annotations(analysis, top), *memory])
 
 
@@ -107,7 +87,7 @@ def headline(trace: Examined) -> str:
         which = "between" if len(verdict.alternatives) > 1 else "perhaps"
         said = [meaning, f"{which} {others}" if others else ""]
     else:
-        whole = "" if share is None else f", {_percent(share)} of the window"
+        whole = "" if share is None else f", {percent(share, 1)} of the window"
         said = [f"{meaning}{whole}", f"it may also be {others}" if others else ""]
     return f"{bound.upper()}: {'; '.join(filter(None, [*said, f'confidence {verdict.confidence}']))}"
 
@@ -121,13 +101,9 @@ def subject(trace: Examined) -> str:
     return clean(", ".join(filter(None, parts)), 200)
 
 
-def memory_blocks(uses: object) -> list[Block]:
-    """Return a sentence per device, and the owners of the highest peak; [] where memory was not recorded.
-
-    Takes the records of an analysis, or the entries `memory` of a document.
-    """
-    peaks = msgspec.convert(uses, list[Peak], from_attributes=True)
-    return [Paragraph(" ".join(map(_peak, peaks)), strong="Memory:"), *_owners(peaks[0])] if peaks else []
+def memory_blocks(uses: "Sequence[TracedMemory]") -> list[Block]:
+    """Return a sentence per device, and the owners of the highest peak; [] where memory was not recorded."""
+    return [Paragraph(" ".join(map(_peak, uses)), strong="Memory:"), *_owners(uses[0])] if uses else []
 
 
 def pair_lines(pair: Pair, top: int | None = None) -> list[str]:
@@ -236,11 +212,11 @@ def _communication(trace: Examined) -> list[tuple[str, str]]:
     )
     if not spent:
         return []
-    known = "" if hidden is None else f"{_percent(hidden)} of it is hidden behind computation, "
+    known = "" if hidden is None else f"{percent(hidden, 1)} of it is hidden behind computation, "
     text = f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms are not"
     if trace.waits_ns is not None and collectives and collectives.total_ns:
         text += (
-            f"; {_percent(trace.waits_ns / collectives.total_ns)} of it is waiting for other ranks, the rest transfer"
+            f"; {percent(trace.waits_ns / collectives.total_ns, 1)} of it is waiting for other ranks, the rest transfer"
         )
     return [("Communication", text)]
 
@@ -370,7 +346,7 @@ def _launches(launches: LaunchStats) -> list[Block]:
     if launches.mean_queue is not None and launches.empty_queue_share is not None:
         depth = f"{number(launches.mean_queue)} pieces of work on average, {launches.deepest_queue:,} at most"
         pairs.append(
-            ("Waiting in the queue", f"{depth}; none for {_percent(launches.empty_queue_share)} of the window")
+            ("Waiting in the queue", f"{depth}; none for {percent(launches.empty_queue_share, 1)} of the window")
         )
     return [DefinitionList(pairs)]
 
@@ -434,42 +410,35 @@ def _more(count: int, top: int) -> list[str]:
     return [f"and {count - top:,} more"] if count > top else []
 
 
-def _peak(peak: Peak) -> str:
-    who = "the CPU" if peak.device is None else f"GPU {peak.device}"
-    said = f"on {who} at most {_size(peak.peak_bytes)} were allocated at once"
-    if peak.earlier_bytes is None:
+def _peak(peak: "TracedMemory") -> str:
+    who = "the CPU" if peak["device"] is None else f"GPU {peak['device']}"
+    said = f"on {who} at most {memory_size(peak['peak_bytes'])} were allocated at once"
+    if peak["earlier_bytes"] is None:
         said += ", not counting what was there before the trace"
     else:
-        said += f", of which {_size(peak.earlier_bytes)} before the trace"
-    if peak.peak_reserved_bytes:
-        said += f"; the allocator held {_size(peak.peak_reserved_bytes)}"
-    if not peak.kept_per_step_bytes:
+        said += f", of which {memory_size(peak['earlier_bytes'])} before the trace"
+    if peak["peak_reserved_bytes"]:
+        said += f"; the allocator held {memory_size(peak['peak_reserved_bytes'])}"
+    if not peak["kept_per_step_bytes"]:
         return f"{said}."
-    kept = f"Every step leaves at least {_size(peak.kept_per_step_bytes)} more behind than it found"
+    kept = f"Every step leaves at least {memory_size(peak['kept_per_step_bytes'])} more behind than it found"
     return f"{said}. {kept}: something keeps what it should drop."
 
 
-def _owners(peak: Peak) -> list[Block]:
+def _owners(peak: "TracedMemory") -> list[Block]:
     rows = [
         [
-            clean(owner.operator or "outside of all operators", LONGEST_OWNER),
-            clean(owner.inside or NOTHING, LONGEST_OWNER),
-            number(owner.bytes / 1e6),
-            f"{100 * owner.bytes / peak.peak_bytes:.1f}",
-            f"{owner.allocations:,}",
+            clean(owner["operator"] or "outside of all operators", LONGEST_OWNER),
+            clean(owner["inside"] or NOTHING, LONGEST_OWNER),
+            number(owner["bytes"] / 1e6),
+            f"{100 * owner['bytes'] / peak['peak_bytes']:.1f}",
+            f"{owner['allocations']:,}",
         ]
-        for owner in peak.owners[:MOST_OWNERS]
-        if owner.bytes >= LEAST_OWNED * peak.peak_bytes
+        for owner in peak["owners"][:MOST_OWNERS]
+        if owner["bytes"] >= LEAST_OWNED * peak["peak_bytes"]
     ]
     headers = ["allocated by", "inside", "MB", "% of\npeak", "alloca-\ntions"]
     return [Table(headers, rows, left=[0, 1], caption="Whose memory it was at the peak")] if rows else []
-
-
-def _size(size_bytes: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= size:
-            return f"{number(size_bytes / size)} {unit}"
-    return f"{size_bytes:,} bytes"
 
 
 # What differs between two traces
@@ -605,7 +574,3 @@ def _ms(nanoseconds: float) -> str:
 def _of_window(spent_ns: int | None, device: Breakdown) -> str:
     """Return which percentage of the window this is."""
     return NOTHING if spent_ns is None or not device.window_ns else f"{100 * spent_ns / device.window_ns:.1f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

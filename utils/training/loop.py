@@ -8,18 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from boundby.training import ProfilerManager
-from boundby.training.stages import (
-    BACKWARD,
-    DATA,
-    EPOCH,
-    EVALUATION,
-    FORWARD,
-    H2D,
-    LOGGING,
-    OPTIMIZER,
-    ZERO_GRAD,
-)
+from boundby.training import ProfilerManager, stages
 from utils.training.progress import Progress
 from utils.training.settings import Plan
 from utils.training.tasks import Repeated, Row, Split
@@ -67,13 +56,13 @@ def fit(work: Work, plan: Plan, profiler: ProfilerManager, progress: Progress) -
             work.batches.sampler.set_epoch(epoch)
         work.model.train()
         progress.begin_epoch()
-        with profiler.span(EPOCH):
+        with profiler.span(stages.EPOCH):
             _run_epoch(work, steps, plan, profiler, progress)
         accuracy = None
         if work.evaluation is not None:
-            with profiler.excluded(EVALUATION):
+            with profiler.excluded(stages.EVALUATION):
                 accuracy = accuracy_of(work.model, work.evaluation, work.device)
-        with profiler.excluded(LOGGING):
+        with profiler.excluded(stages.LOGGING):
             progress.end_epoch(accuracy)
 
 
@@ -96,16 +85,14 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def _run_epoch(work: Work, steps: int, plan: Plan, profiler: ProfilerManager, progress: Progress) -> None:
-    with profiler.stage(DATA):
+    with profiler.stage(stages.DATA):
         iterator = iter(work.batches)  # starts the workers
-    batches = profiler.timed(iterator, DATA)
+    batches = profiler.timed(iterator, stages.DATA)
     for _ in range(steps):
         loss = _step(work, batches, plan.accumulate, profiler)
-        with profiler.stage(LOGGING):
+        with profiler.stage(stages.LOGGING):
             progress.end_step(loss)
             profiler.metrics({"samples": plan.samples_per_step})
-            if progress.is_due:
-                progress.write()
         profiler.step()
 
 
@@ -114,17 +101,17 @@ def _step(work: Work, batches: Iterator[Batch], accumulate: int, profiler: Profi
     total = torch.zeros((), device=work.device)
     for number in range(1, accumulate + 1):
         batch = next(batches)
-        with profiler.stage(H2D):
+        with profiler.stage(stages.H2D):
             batch = to_device(batch, work.device)
         with _gradients_kept(work.model, number < accumulate):
-            with profiler.stage(FORWARD):
+            with profiler.stage(stages.FORWARD):
                 loss = work.model(**batch)["loss"] / accumulate
                 total += loss.detach()
-            with profiler.stage(BACKWARD):
+            with profiler.stage(stages.BACKWARD):
                 loss.backward()
-    with profiler.stage(OPTIMIZER):
+    with profiler.stage(stages.OPTIMIZER):
         work.optimizer.step()
-    with profiler.stage(ZERO_GRAD):
+    with profiler.stage(stages.ZERO_GRAD):
         work.optimizer.zero_grad()
     return total
 

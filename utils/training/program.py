@@ -13,7 +13,6 @@ import boundby.integrations
 from boundby import environment, files
 from utils.credentials import removed
 from utils.errors import InputError
-from utils.render import plain_text
 from utils.training import run_folder
 
 STARTUP = Path(boundby.integrations.__file__).parent / "startup"
@@ -77,8 +76,6 @@ def _closing(folder: Path, code: int) -> Iterator[str]:
         why = folder / NOT_RECORDED
         yield f"nothing was recorded: {why.read_text(encoding='utf-8').strip()}" if why.is_file() else NOTHING_SEEN
         return
-    yield from plain_text.lines([run_folder.table(ranks[0])])
-    yield ""
-    yield from str(run_folder.judge(folder, ranks)).splitlines()
+    yield from run_folder.lines(folder, ranks)
     yield from (f"{remark.what}: {remark.reason}" for remark in ranks[0].remarks)
     yield f"\nin {folder}; beside others of yours: python scripts/monitor.py {folder.parent}"

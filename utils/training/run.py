@@ -20,7 +20,6 @@ from boundby.device import is_gpu, pick_device
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
 from boundby.training.results import RunFiles, publish_cycle
 from utils.errors import EnvironmentLacksError, InputError, lacking
-from utils.render import plain_text
 from utils.training import loop, run_folder, tasks
 from utils.training.progress import FILE, Progress
 from utils.training.settings import Plan, TrainingSettings, plan_for
@@ -213,8 +212,7 @@ def _recorded(job: Job) -> Iterator[str]:
     if not ranks:
         yield "nothing was recorded; see the notes above"
         return
-    yield from ["", *plain_text.lines([run_folder.table(ranks[0])]), ""]
-    yield from str(run_folder.judge(job.folder, ranks)).splitlines()
+    yield from ["", *run_folder.lines(job.folder, ranks)]
     if job.settings.profiling.tensorboard:
         run_folder.write_scalars(ranks[0], job.folder / run_folder.SCALARS)
         yield f"scalars of the stages: tensorboard --logdir {job.folder / run_folder.SCALARS}"

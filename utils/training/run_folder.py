@@ -13,6 +13,7 @@ from boundby.training.records import UNUSUAL
 from boundby.training.results import NO_STAGES, STAGE_COLUMNS, RunFiles, read_trace_verdict, stage_rows
 from utils.credentials import removed
 from utils.errors import EnvironmentLacksError, InputError
+from utils.render import plain_text
 from utils.render.blocks import Block, Paragraph, Table
 from utils.training.settings import Plan, TrainingSettings
 
@@ -90,6 +91,11 @@ def told(folder: Path) -> dict[str, Any]:
     ranks = ranks_of(folder)
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(files.TEMPORARY_PREFIX))
     return {"folder": str(folder), "files": names, "verdict": judge(folder, ranks).as_dict() if ranks else None}
+
+
+def lines(folder: Path, ranks: tuple[StageTimes, ...]) -> list[str]:
+    """Return what a person reads of a recorded run: the stages of its first process, and the verdict on all."""
+    return [*plain_text.lines([table(ranks[0])]), "", *str(judge(folder, ranks)).splitlines()]
 
 
 def table(times: StageTimes) -> Block:

@@ -14,12 +14,12 @@ from boundby.inference.engines import MOST_CALIBRATION
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer
-from boundby.verdict import Doubt, Fix
+from boundby.verdict import Doubt, Fix, Verdict
 from utils import instruments, models
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run
 from utils.data import DataReceipt, Rows
-from utils.document import OtherVersion, Recommended, Span, VariantRow, Variants, Verdict, read_document
+from utils.document import OtherVersion, Recommended, Span, VariantRow, Variants, read_document
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
 from utils.variants import operators, reasons, rounds
@@ -218,12 +218,10 @@ def _foretold(fix: Fix | None, verdict: Verdict | None) -> tuple[Span | None, fl
     """Return what step 02 predicted of a fix, its bound, and what came where it was tried, all of one batch."""
     if fix is None or verdict is None:
         return None, None, None
-    wanted = (fix.kind, dict(fix.settings))
-    trial = next((each for each in verdict.get("trials", []) if (each["kind"], each["settings"]) == wanted), None)
-    if trial:
-        return trial["predicted"], trial["at_most"], trial["measured"]
-    gain = next((each for each in verdict["gains"] if (each.get("kind"), each.get("settings")) == wanted), None)
-    return (gain.get("predicted"), gain["at_most"], None) if gain else (None, None, None)
+    if trial := next((each for each in verdict.trials if each.fix == fix), None):
+        return trial.predicted and _span(trial.predicted), trial.at_most, _span(trial.measured)
+    gain = next((each for each in verdict.gains if each.fix == fix), None)
+    return (gain.predicted and _span(gain.predicted), gain.at_most, None) if gain else (None, None, None)
 
 
 def _candidate(each: Measured, found: Comparison) -> Candidate:

@@ -1,5 +1,6 @@
 """A process for each library in which converted models compute, so that its threads and memory are its own."""
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ ENGINE_S = {"onnxruntime": 20.0, "onnxruntime_int8": 8.0, "openvino": 15.0, "ope
 COPIES = 4  # of the float32 weights, that converting holds at once: torch's, the graph's, what is written
 FILES = 2  # of that size at most lie on the disk: in float32 and in eight bits
 MOST_S = 900.0  # for one answer
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LAST_S = 5.0  # to end
 CPU = torch.device("cpu")
 
@@ -122,9 +124,19 @@ def _serve(connection: Connection, *arguments: Any) -> None:
         try:
             answer = True, getattr(serving, call)(*values)
         except Exception as error:  # exporters and engines raise anything
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            answer = False, f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+            answer = False, told(error)
         connection.send(answer)
+
+
+def told(error: BaseException) -> str:
+    """Return what went wrong in one sentence: exporters wrap the reason into pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"the converted model cannot be written: {error.strerror}; output.results_dir names another disk"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return said if isinstance(error, EngineFailed) else f"{type(error).__name__}: {said}"
 
 
 class _Serving:

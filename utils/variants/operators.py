@@ -1,23 +1,25 @@
 """What the operators of each variant take on the same texts: replayed with their shapes, dtype and setting.
 
-What a compiled model runs in place of its operators is not seen by torch: its products and attention are taken to last
-as long as in the variant it differs from, and all the rest is one kind.
+Of a compiled model torch sees the products and the attention alone, as its profiler has them: all the rest is one kind.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 import torch
 
-from boundby.device import device_queue
+from boundby.capture.session import quiet_kineto
+from boundby.device import device_queue, is_host
 from boundby.recording import Recording, program, record
 from boundby.replay import Instruments, OnDevice, OnHost
 from boundby.timer import Timer, Work
-from utils.variants.reasons import ATTENTION, CALLS, PRODUCTS, ROUNDING, Operators, fused
+from utils.variants.reasons import ATTENTION, BETWEEN, CALLS, PRODUCTS, ROUNDING, Operators
 from utils.variants.rounds import Measured
 
 NAMED = {
-    PRODUCTS: ("mm", "addmm", "linear", "_linear_pointwise", "qlinear_pointwise"),
+    PRODUCTS: ("mm", "addmm", "linear", "_linear_pointwise", "_mkl_linear", "qlinear_pointwise"),
     ATTENTION: ("scaled_dot_product", "bmm", "baddbmm", "_softmax", "_safe_softmax"),
     "norm": ("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm"),
     "activation": ("gelu", "silu", "tanh", "relu", "sigmoid"),
@@ -25,10 +27,33 @@ NAMED = {
 }
 # What an eight-bit product does to its inputs and results, in programs that have one.
 EIGHT_BITS = ("mul", "round_", "clamp_", "_to_copy", "bitwise_xor_")
-ROUNDS = 3
+ROUNDS, MOST_ROUNDS = 3, 15
 PASSES = 2 * (ROUNDS + 1) + 2  # of each variant, with the recording and its first run
 SHARE = 0.1  # of the time that is left
 FEWEST = 4  # texts: fewer are another load
+
+
+@dataclass
+class _Replayed:
+    """A variant's forward, its parts and their kinds; what the parts leave of the forward is of the kind `rest`.
+
+    `seconds` has the forward and its parts of each round.
+    """
+
+    measured: Measured
+    work: Work
+    parts: Callable[[], list[float] | None]
+    kinds: Sequence[str]
+    rest: str
+    seconds: list[tuple[float, list[float]]] = field(default_factory=list)
+
+    def operators(self) -> Operators:
+        """Return the seconds by kind."""
+        found: Operators = {}
+        for kind, each in zip(self.kinds, zip(*(parts for _, parts in self.seconds), strict=True), strict=True):
+            found[kind] = found.get(kind, 0.0) + median(each)
+        forward_s = min(forward for forward, _ in self.seconds)  # others interrupt a whole one in most rounds
+        return found | {self.rest: max(0.0, forward_s - sum(found.values()))}
 
 
 def replay(
@@ -39,7 +64,10 @@ def replay(
     device: torch.device,
     deadline: float,
 ) -> dict[str, Operators]:
-    """Return the operators of each variant that torch sees, over as many of the texts as a tenth of the time allows."""
+    """Return the operators of each variant that torch sees, over as many of the texts as a tenth of the time allows.
+
+    The variants take turns, so that what else slows the machine for a while slows all of them.
+    """
     seen = [each for each in made if each.way.work]
     each_s = PASSES * sum(each.probe_s for each in seen) / probe_texts
     count = min(len(texts), int(SHARE * (deadline - timer.clock()) / max(each_s, 1e-9)))
@@ -47,52 +75,67 @@ def replay(
         return {}
     queue = device_queue(device)
     instruments = OnHost(timer, 0.0, 0.0) if queue is None else OnDevice(timer, queue)
-    found: dict[str, Operators] = {}
-    for each in seen:
-        assert each.way.work
-        with each.way.setting(), torch.inference_mode():
-            work = each.way.work(texts[:count])
-            if each.way.is_compiled:
-                base = found.get(each.variant.base or "")
-                found |= {each.variant.name: fused(base, _forward(work, instruments))} if base else {}
+    running = [ready for each in seen if (ready := _ready(each, texts[:count], instruments, device))]
+    start = timer.clock()
+    most_s = SHARE * (deadline - start)
+    for number in range(MOST_ROUNDS):
+        if number >= ROUNDS and timer.clock() - start > most_s:
+            break
+        for each in list(running):
+            with each.measured.way.setting(), torch.inference_mode():
+                forward_s, parts = instruments.whole(each.work), each.parts()
+            if parts is None:
+                running.remove(each)
             else:
-                operators = _operators(work, instruments)
-                found |= {each.variant.name: operators} if operators else {}
-    return found
+                each.seconds.append((forward_s, parts))
+    return {each.measured.variant.name: each.operators() for each in running}
 
 
-def _forward(work: Work, instruments: Instruments) -> float:
-    instruments.whole(work)
-    return median(instruments.whole(work) for _ in range(ROUNDS))
+def _ready(each: Measured, texts: Sequence[str], instruments: Instruments, device: torch.device) -> _Replayed | None:
+    """Return what is to be timed, warm; None where operators cannot be replayed."""
+    assert each.way.work
+    with each.way.setting(), torch.inference_mode():
+        work = each.way.work(texts)
+        if each.way.is_compiled:
+            gpu = None if is_host(device) else device.type
+            kinds = [kind for kind, _ in _watched(work, gpu)]  # compiles for these shapes
+            watched = partial(_seconds, work, gpu, kinds)
+            return _Replayed(each, work, watched, kinds, BETWEEN) if PRODUCTS in kinds else None
+        try:
+            recording = record(work)
+            own = program(recording)
+            own.run()
+        except (RuntimeError, ValueError):
+            return None
+    return _Replayed(each, work, partial(instruments.marked, own.marked), list(_kinds(recording)), CALLS)
 
 
-def _operators(work: Work, instruments: Instruments) -> Operators:
-    """Return the seconds by kind; {} where operators cannot be replayed."""
-    try:
-        recording = record(work)
-        own = program(recording)
-        own.run()
-    except (RuntimeError, ValueError):
-        return {}
-    kinds = list(_kinds(recording))
-    rounds = []
-    forwards = []
-    for _ in range(ROUNDS):
-        forwards.append(instruments.whole(work))
-        steps = instruments.marked(own.marked)
-        if steps is None:
-            return {}
-        rounds.append(steps)
-    found: Operators = {}
-    for kind, seconds in zip(kinds, zip(*rounds, strict=True), strict=True):
-        found[kind] = found.get(kind, 0.0) + median(seconds)
-    return found | {CALLS: max(0.0, median(forwards) - sum(found.values()))}
+def _seconds(work: Work, gpu: str | None, kinds: Sequence[str]) -> list[float] | None:
+    """Return what each product and attention takes; None where they are not of these kinds now."""
+    found = _watched(work, gpu)
+    return [seconds for _, seconds in found] if [kind for kind, _ in found] == kinds else None
+
+
+def _watched(work: Work, gpu: str | None) -> list[tuple[str, float]]:
+    """Return the products and attention that torch's profiler sees, with their seconds."""
+    with quiet_kineto(), torch.autograd.profiler.profile(use_device=gpu) as profiled:  # type: ignore[no-untyped-call]
+        work()
+    seen = [(_kind(event.name.rpartition("::")[2]), event) for event in profiled.function_events]
+    return [
+        (kind, (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1e6)
+        for kind, event in seen
+        if kind in (PRODUCTS, ATTENTION)
+    ]
 
 
 def _kinds(recording: Recording) -> Iterator[str]:
     names = [step.name.rpartition("::")[2] for step in recording.steps]
     has_eight_bits = "qlinear_pointwise" in names
     for name, step in zip(names, recording.steps, strict=True):
-        known = (kind for kind, listed in NAMED.items() if name in listed or (kind == ATTENTION and listed[0] in name))
         is_rounding = has_eight_bits and name in EIGHT_BITS
-        yield CALLS if step.cost is None else ROUNDING if is_rounding else next(known, "other")
+        yield CALLS if step.cost is None else ROUNDING if is_rounding else _kind(name)
+
+
+def _kind(name: str) -> str:
+    known = (kind for kind, listed in NAMED.items() if name in listed or (kind == ATTENTION and listed[0] in name))
+    return next(known, "other")

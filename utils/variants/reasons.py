@@ -23,18 +23,13 @@ NEW = 0.1  # of what it takes now at most, before, of a kind that is said to be 
 CHANGED = 1.1  # times as fast or as slow, to be told as such
 
 
-def fused(base: Operators, forward_s: float) -> Operators:
-    """Return the kinds of a forward that takes so long, where products and attention take what they take in `base`."""
-    same = {kind: base[kind] for kind in (PRODUCTS, ATTENTION) if kind in base}
-    return {**same, BETWEEN: max(0.0, forward_s - sum(same.values()))}
-
-
 def beside(before: Operators | None, after: Operators | None) -> dict[str, Change]:
     """Return each kind with its seconds before and after; {} where one of them is not known."""
     if not before or not after:
         return {}
     if BETWEEN in after and BETWEEN not in before:
-        before = fused(before, sum(before.values()))
+        same = {kind: seconds for kind, seconds in before.items() if kind in (PRODUCTS, ATTENTION)}
+        before = {**same, BETWEEN: sum(before.values()) - sum(same.values())}
     kinds = [kind for kind in WORDS if kind in before or kind in after]
     return {kind: {"before_s": before.get(kind, 0.0), "after_s": after.get(kind, 0.0)} for kind in kinds}
 
@@ -45,6 +40,9 @@ def sentence(row: VariantRow) -> str | None:
     before, after = (sum(change[end] for change in changes.values()) for end in ("before_s", "after_s"))
     if not before or not after:
         return None
+    gain = row.get("gain_over_base")
+    if gain and (before > CHANGED * after if gain["high"] < 1 else after > CHANGED * before and gain["low"] > 1):
+        return f"its operators on one batch do not show it: there they were {times(before / after)}× as fast"
     faster, slower, same, new = list[str](), list[str](), list[str](), list[str]()
     same_s = 0.0
     for kind, change in sorted(changes.items(), key=lambda item: -max(item[1]["before_s"], item[1]["after_s"])):

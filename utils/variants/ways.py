@@ -130,6 +130,7 @@ class Workshop:
             process.convert()
         except EngineFailed as error:
             process.close()
+            shutil.rmtree(self.folder / library, ignore_errors=True)  # what it wrote in part takes the room of others
             self.failed[library] = error
             raise
         self.engines[library] = process, self.clock() - start

@@ -14,7 +14,7 @@ import numpy as np
 
 from boundby import formatting
 from boundby.formatting import duration, listed, size
-from boundby.layers.ranking import Ranked, blocks, label
+from boundby.layers.ranking import blocks, label
 from boundby.layers.records import LayerProfile, ModelProfile
 from boundby.layers.report import passes_text
 from boundby.stats import Summary
@@ -76,6 +76,7 @@ def page(profile: ModelProfile, title: str | None = None) -> str:
             "roofline": roofline(profile),
         },
         unknown=_unknown(profile),
+        unprintable=UNPRINTABLE,
         data={"total": total(profile), "layers": columns(profile)},
         plotly_js=_plotly_js(),
         script=_script(),
@@ -124,7 +125,7 @@ def _environment() -> "Environment":
         made = environment(FOLDER)
     except ImportError as error:
         raise ImportError(INSTALL.format("jinja2")) from error
-    for filter_ in (clean, duration, percent, whole):
+    for filter_ in (clean, duration, layer_name, percent, whole):
         made.filters[filter_.__name__] = filter_
     return made
 
@@ -191,7 +192,7 @@ def bottlenecks(profile: ModelProfile) -> Section:
         f"The longest {len(top)} of {len(whole_layers)} blocks take {percent(sum(row.share for row in top))} "
         f"of the time of all layers together; the layers around the blocks take {percent(around)}."
     )
-    return Section(None, summary, [_shown(row) for row in top])
+    return Section(None, summary, top)
 
 
 def latency(profile: ModelProfile) -> Section:
@@ -299,16 +300,6 @@ def _roofs(profile: ModelProfile) -> dict[str, Any] | None:
     return {
         "flops": profile.limits.flops_per_s.value,
         "bytes": [(f"{size(rate.value)}/s at {size(of)}", rate.value) for of, rate in shown],
-    }
-
-
-def _shown(block: Ranked) -> dict[str, str | None]:
-    return {
-        "name": layer_name(block.path),
-        "type": clean(block.type) or UNPRINTABLE,
-        "time": duration(block.seconds),
-        "share": percent(block.share),
-        "gain": None if block.gain_at_limit_s is None else duration(block.gain_at_limit_s),
     }
 
 

@@ -107,28 +107,31 @@ const factsOf = (row, time) => {
   facts.push(row.p95 === null ? `max ${duration(row.highest)} (too few runs for p95)` : `p95 ${duration(row.p95)}`);
   return [row.type, ...facts, `${whole(row.runs)} runs, ${significant(row.calls, 3)} call${row.calls === 1 ? "" : "s"} in each`];
 };
-const drawLatency = () => {
-  const choice = chosen(), all = rowsOf(choice);
-  const longest = [...all].sort((a, b) => b.value - a.value).slice(0, choice.most);
-  const kept = new Set(longest), rows = choice.arrangement === "time" ? longest : all.filter((row) => kept.has(row));
-  const at = rows.map((_, place) => place), single = rows.every((row) => !row.layers);
-  const narrow = widthOf($("plot-latency")) < 600;
-  const traces = [{
-    type: "bar", orientation: "h", name: "mean", x: rows.map((row) => 1e3 * row.value), y: at, marker: { color: colour("series-1") },
-    hoverinfo: "text", hovertext: rows.map((row) => hover(row.label, factsOf(row, choice.time))), textposition: "none",
-  }];
-  if (single) traces.push({
-    type: "scatter", mode: "markers", name: "p95 or maximum", x: rows.map((row) => 1e3 * (row.p95 ?? row.highest)), y: at, hoverinfo: "skip",
-    marker: { symbol: "line-ns-open", size: 11, color: colour("series-2"), line: { width: 2 } },
-  });
-  plot("plot-latency", traces, {
-    height: rows.length * ROW + 70, showlegend: false, bargap: 0.25,
-    xaxis: { title: { text: `${choice.time} time (ms)`, standoff: 6 }, rangemode: "tozero", side: "top" },
+const drawBars = (id, rows, { time, shade, room, marks = [], xaxis = {} }) => {
+  const at = rows.map((_, place) => place), narrow = widthOf($(id)) < 600;
+  plot(id, [{
+    type: "bar", orientation: "h", name: "mean", x: rows.map((row) => 1e3 * row.value), y: at, marker: { color: colour(shade) },
+    hoverinfo: "text", hovertext: rows.map((row) => hover(row.label, factsOf(row, time))), textposition: "none",
+  }, ...marks], {
+    height: rows.length * ROW + room, showlegend: false, bargap: 0.25,
+    xaxis: { title: { text: `${time} time (ms)`, standoff: 6 }, rangemode: "tozero", ...xaxis },
     yaxis: {
       showgrid: false, tickmode: "array", tickvals: at, range: [rows.length - 0.5, -0.5],
       ticktext: rows.map((row) => inert(tail(row.label, narrow ? 18 : 44)) + " "),
     },
   });
+};
+const drawLatency = () => {
+  const choice = chosen(), all = rowsOf(choice);
+  const longest = [...all].sort((a, b) => b.value - a.value).slice(0, choice.most);
+  const kept = new Set(longest), rows = choice.arrangement === "time" ? longest : all.filter((row) => kept.has(row));
+  const slowest = {
+    type: "scatter", mode: "markers", name: "p95 or maximum", x: rows.map((row) => 1e3 * (row.p95 ?? row.highest)),
+    y: rows.map((_, place) => place), hoverinfo: "skip",
+    marker: { symbol: "line-ns-open", size: 11, color: colour("series-2"), line: { width: 2 } },
+  };
+  const marks = rows.every((row) => !row.layers) ? [slowest] : [];
+  drawBars("plot-latency", rows, { time: choice.time, shade: "series-1", room: 70, marks, xaxis: { side: "top" } });
   const shown = longest.reduce((sum, row) => sum + row.value, 0);
   const what = choice.collapse === "types" ? "classes" : choice.collapse === "layers" ? "layers" : "blocks";
   const first = longest.slice(0, 3).map((row) => `${row.label} ${duration(row.value)} (${percent(row.value / total[choice.time])})`);
@@ -148,21 +151,11 @@ const startLatency = () => {
 const TYPES = 15;
 const drawTypes = () => {
   const all = gathered(timed, "self", (i) => layers.type[i], (type) => type).sort((a, b) => b.value - a.value);
-  const rows = all.slice(0, TYPES), rest = all.slice(TYPES), narrow = widthOf($("plot-types")) < 600;
+  const rows = all.slice(0, TYPES), rest = all.slice(TYPES);
   if (rest.length) rows.push({
     label: `${rest.length} other classes`, value: rest.reduce((sum, row) => sum + row.value, 0), layers: rest.reduce((sum, row) => sum + row.layers, 0),
   });
-  plot("plot-types", [{
-    type: "bar", orientation: "h", x: rows.map((row) => 1e3 * row.value), y: rows.map((_, at) => at), marker: { color: colour("series-4") },
-    hoverinfo: "text", hovertext: rows.map((row) => hover(row.label, factsOf(row, "self"))), textposition: "none",
-  }], {
-    height: rows.length * ROW + 60, bargap: 0.25,
-    xaxis: { title: { text: "self time (ms)", standoff: 6 }, rangemode: "tozero" },
-    yaxis: {
-      showgrid: false, tickmode: "array", tickvals: rows.map((_, at) => at), range: [rows.length - 0.5, -0.5],
-      ticktext: rows.map((row) => inert(tail(row.label, narrow ? 18 : 44)) + " "),
-    },
-  });
+  drawBars("plot-types", rows, { time: "self", shade: "series-4", room: 60 });
 };
 
 const drawMemory = () => {

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from boundby import files
+from boundby.known import Missing
 from utils.artifacts import EvaluationFolder
 from utils.tasks.sequence_classification.calibration import Calibration
 
@@ -101,23 +102,23 @@ def _table(path: Path, lines: Sequence[msgspec.Struct], kind: type[msgspec.Struc
     files.write_csv(path, map(msgspec.to_builtins, lines), kind.__struct_fields__)
 
 
-def read(folder: EvaluationFolder, plan: str | None) -> tuple[Quality | None, str | None]:
-    """Return what was written for this plan, or None and the reason."""
+def read(folder: EvaluationFolder, plan: str | None) -> Quality | Missing:
+    """Return what was written for this plan, or why there is none."""
     name = folder.quality.name
     try:
         content = files.read_json(folder.quality)
         if content["schema_version"] != SCHEMA_VERSION:
-            return None, f"{name} is of version {content['schema_version']}, this program reads {SCHEMA_VERSION}"
+            return Missing(f"{name} is of version {content['schema_version']}, this program reads {SCHEMA_VERSION}")
         record = msgspec.convert(content, Record)
         if record.plan != plan:
-            return None, f"{name} is of another evaluation than the metrics"
+            return Missing(f"{name} is of another evaluation than the metrics")
         with folder.confusion_matrix.open(encoding="utf-8", newline="") as file:
             _, *lines = csv.reader(file)
         counts = np.array([[int(cell) for cell in line[1:]] for line in lines], dtype=np.int64)
         if counts.shape != (len(record.classes),) * 2:
-            return None, f"{folder.confusion_matrix.name} and {name} are not of the same classes"
-        return Quality(record, counts), None
+            return Missing(f"{folder.confusion_matrix.name} and {name} are not of the same classes")
+        return Quality(record, counts)
     except FileNotFoundError as error:
-        return None, f"there is no {folder.path.name}/{error.filename.rpartition('/')[2]}"
+        return Missing(f"there is no {folder.path.name}/{error.filename.rpartition('/')[2]}")
     except (OSError, ValueError, KeyError, TypeError, OverflowError, csv.Error) as error:  # msgspec's is a ValueError
-        return None, f"{name} or {folder.confusion_matrix.name} cannot be read: {error!r}"
+        return Missing(f"{name} or {folder.confusion_matrix.name} cannot be read: {error!r}")
