@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, cast
 try:
     import msgspec
 except ModuleNotFoundError as error:  # the first package that every script needs
-    print(
-        f"error: {error.name}: not installed for {sys.executable}; `bash setup_environment.sh` makes .venv with all "
-        "that is needed: run it, then .venv/bin/python",
-        file=sys.stderr,
+    sys.stderr.write(
+        f"error: {error.name}: not installed for {sys.executable}; `bash setup_environment.sh` makes .venv with all that "
+        "is needed: run it, then .venv/bin/python\n"
     )
     sys.exit(3)
 
