@@ -2,9 +2,9 @@
 
 The first optimizer step, which is a cold one, only shows what is trained; from then on a step ends where the next one
 waits for data, and stages are: the wait for a `DataLoader`, the forward of the outermost module that holds the
-parameters, `backward`, and the optimizer. A forward without gradients in `eval` mode, or a loader waited for without
-gradients, begins an evaluation, which lasts until the training goes on. Without gradients alone it is a forward, as in
-a rollout; in `eval` mode alone it is one as soon as such a forward has led to a `backward`.
+parameters, `backward`, and the optimizer. A forward in `eval` mode begins an evaluation, as does a loader waited for
+without gradients, until the training goes on. Without gradients alone it is a forward, as in a rollout; so it is in
+`eval` mode with gradients, as soon as one has led to a `backward`.
 """
 
 import atexit
@@ -54,7 +54,7 @@ class ScriptRecorder:
         self._others: set[int] = set()
         self._step_is_over = self._is_evaluating = self._is_waiting = self._is_off = False
         self._is_graph_of_eval = self._trains_in_eval = (
-            False  # a forward in eval mode kept its graph; one was learnt from
+            False  # in eval mode: the last forward had gradients; one was used
         )
         self._seen: set[str] = set()
         self._hooked: list[Any] = []  # removable handles
