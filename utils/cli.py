@@ -23,8 +23,8 @@ try:
     import msgspec
 except ModuleNotFoundError as error:  # the first package that every script needs
     sys.stderr.write(
-        f"error: {error.name}: not installed for {sys.executable}; `bash setup_environment.sh` makes .venv with all that "
-        "is needed: run it, then .venv/bin/python\n"
+        f"error: {error.name}: not installed for {sys.executable}; `bash setup_environment.sh` makes .venv with all "
+        "that is needed: run it, then .venv/bin/python\n"
     )
     sys.exit(3)
 
