@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader, get_worker_info
 
+from boundby.layers.passes import tensors_in
 from boundby.patches import Patches
 from boundby.training import ManagerOptions, ProfilerManager
 from boundby.training.stages import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER
@@ -166,7 +167,7 @@ class ScriptRecorder:
 
     def _count(self, batch: Any) -> None:
         """Note the samples of a batch: the rows of the first tensor in it."""
-        tensor = next(_tensors(batch), None)
+        tensor = next(tensors_in(batch), None)
         if tensor is not None and tensor.ndim and self._manager is not None:
             self._manager.metrics({"samples": len(tensor)})
 
@@ -228,13 +229,3 @@ class ScriptRecorder:
     def _note_error(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self._error = error
         self._excepthook(kind, error, traceback)
-
-
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, as far as it is made of dictionaries and lists."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, dict) or hasattr(batch, "values"):
-        yield from (found for value in batch.values() for found in _tensors(value))
-    elif isinstance(batch, list | tuple):
-        yield from (found for value in batch for found in _tensors(value))

@@ -605,7 +605,8 @@ def _of_stages(facts: Facts) -> Iterator[Gain]:
             elif fix.kind == OF_STAGES["input"] and facts.table.num_steps >= ENOUGH_STEPS and facts.table.has_steps:
                 waits = np.sort(facts.table.spent_in({part.name for part in parts}))
                 longest = float(waits[-(len(waits) // 10) :].sum() / waits.sum())
-                where = f", {100 * longest:.0f} % of that in a tenth of the steps, as where an epoch begins" if longest >= BURSTS else ""
+                if longest >= BURSTS:
+                    where = f", {100 * longest:.0f} % of that in a tenth of the steps, as where an epoch begins"
             yield Gain(fix, _factor(left), _basis(parts, share) + where)
 
 
