@@ -107,8 +107,8 @@ def answer(profile: ModelProfile) -> list[tuple[str, str]]:
     bound = max(seconds, key=lambda each: seconds[each])
     why = f"{percent(seconds[bound] / run_s)} of the time is in layers limited by {plain(bound)}."
     has_device = any(layer.device_self_s is not None for layer in profile.layers)
-    remedies = REMEDIES if has_device else {**REMEDIES, **OF_CAUSES_ON_HOST}  # a host has no graph to launch
-    fix = str(Fix(remedies.get(bound, "faster_work")))
+    on_host = None if has_device else OF_CAUSES_ON_HOST.get(bound)  # which has no graph to launch
+    fix = str(Fix(on_host or REMEDIES.get(bound, "faster_work")))
     gain = sum(layer.gain_at_limit_s or 0.0 for layer, _ in counted(profile))
     room = f"at the limits of this machine all layers together would save {duration(gain)} at most"
     return [("What", what), ("Why", why), ("Next", f"{fix[0].upper()}{fix[1:]}; {room}.")]
