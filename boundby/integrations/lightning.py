@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from boundby.capture import CaptureOptions, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
-from boundby.patches import TimedMethods, Wrapper
+from boundby.integrations.timed_methods import TimedMethods
+from boundby.patches import Wrapper
 from boundby.remarks import Say, summary
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions, stages
 from boundby.training.results import CHROME_TRACE, RunFiles, publish_cycle

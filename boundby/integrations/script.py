@@ -2,9 +2,9 @@
 
 The first optimizer step, which is a cold one, only shows what is trained; from then on a step ends where the next one
 waits for data, and stages are: the wait for a `DataLoader`, the forward of the outermost module that holds the
-parameters, `backward`, and the optimizer. A forward without gradients in `eval` mode, or a loader waited for without
-gradients, begins an evaluation, which lasts until the training goes on. Without gradients alone it is a forward, as in a
-rollout; in `eval` mode alone it is one as soon as such a forward has led to a `backward`.
+parameters, `backward`, and the optimizer. A forward in `eval` mode begins an evaluation, as does a loader waited for
+without gradients, until the training goes on. Without gradients alone it is a forward, as in a rollout; so it is in
+`eval` mode with gradients, as soon as one has led to a `backward`.
 """
 
 import atexit
@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader, get_worker_info
 
+from boundby.layers.passes import tensors_in
 from boundby.patches import Patches
 from boundby.training import ManagerOptions, ProfilerManager
 from boundby.training.stages import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER
@@ -53,7 +54,7 @@ class ScriptRecorder:
         self._others: set[int] = set()
         self._step_is_over = self._is_evaluating = self._is_waiting = self._is_off = False
         self._is_graph_of_eval = self._trains_in_eval = (
-            False  # a forward in eval mode kept its graph; one was learnt from
+            False  # in eval mode: the last forward had gradients; one was used
         )
         self._seen: set[str] = set()
         self._hooked: list[Any] = []  # removable handles
@@ -166,7 +167,7 @@ class ScriptRecorder:
 
     def _count(self, batch: Any) -> None:
         """Note the samples of a batch: the rows of the first tensor in it."""
-        tensor = next(_tensors(batch), None)
+        tensor = next(tensors_in(batch), None)
         if tensor is not None and tensor.ndim and self._manager is not None:
             self._manager.metrics({"samples": len(tensor)})
 
@@ -228,13 +229,3 @@ class ScriptRecorder:
     def _note_error(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self._error = error
         self._excepthook(kind, error, traceback)
-
-
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, as far as it is made of dictionaries and lists."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, dict) or hasattr(batch, "values"):
-        yield from (found for value in batch.values() for found in _tensors(value))
-    elif isinstance(batch, list | tuple):
-        yield from (found for value in batch for found in _tensors(value))

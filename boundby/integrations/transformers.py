@@ -23,8 +23,9 @@ from transformers import TrainerCallback
 from boundby import files
 from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Schedule, nsight_variable
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
+from boundby.integrations.timed_methods import TimedMethods
 from boundby.integrations.transformers_hooks import HookMarks
-from boundby.patches import Patches, TimedMethods, Wrapper
+from boundby.patches import Patches, Wrapper
 from boundby.remarks import Remarks, Say
 from boundby.trace import op_stats, read_trace
 from boundby.trace.intervals import host_tree

@@ -43,14 +43,7 @@ from boundby.layers.probes import Call, CallTimes, CallTree, Clock, Run, Targets
 from boundby.layers.ranking import label
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import LayerSamples, Report
-from boundby.layers.timing import (
-    DeviceMarks,
-    DeviceTimes,
-    HostTimes,
-    corrected,
-    probe_cost_ns,
-    spanning,
-)
+from boundby.layers.timing import DeviceMarks, DeviceTimes, HostTimes, corrected, probe_cost_ns, spanning
 from boundby.memory import CPU_REASON
 from boundby.roofline import Limits
 from boundby.timer import QUEUE_DEPTH
@@ -506,11 +499,7 @@ def _report(findings: Findings, doubts: Sequence[str]) -> Report:
         coverage=coverage,
         layers=layers,
         reasons=_reasons(findings, num_runs),
-        doubts=(
-            *doubts,
-            *trust_doubts(coverage, overhead, num_runs),
-            *_doubts(findings, layers),
-        ),
+        doubts=(*doubts, *trust_doubts(coverage, overhead, num_runs), *_doubts(findings, layers)),
         environment={**versions, **environment.settings(), "threads": str(torch.get_num_threads())},
         limits=findings.limits,
         paired_overhead=overhead,

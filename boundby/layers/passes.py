@@ -133,7 +133,9 @@ def see_shapes(run: Run, tree: CallTree, targets: Targets) -> tuple[dict[Call, C
     log = CallLog()
     with attached(targets, noting_probe(log, lambda *given: _described(list(tensors_in(given))), _given_back)):
         cache = getattr(run(), "past_key_values", None)  # as models of transformers give it
-    kept = [tensors_in([vars(layer)[name] for name in CACHED if name in vars(layer)]) for layer in _layers_of(cache)]
+    layers = getattr(cache, "layers", None)
+    held = [vars(layer) for layer in (layers if isinstance(layers, list) else ())]
+    kept = [tensors_in([parts[name] for name in CACHED if name in parts]) for parts in held]
     cache_bytes = tuple(sum(map(_nbytes, tensors)) for tensors in kept)
     shapes: dict[Call, CallShapes] = {}
     for call, inputs, (outputs, moved) in tree.ended(log):
@@ -144,11 +146,6 @@ def see_shapes(run: Run, tree: CallTree, targets: Targets) -> tuple[dict[Call, C
             varies = first.varies or (first.inputs, first.outputs) != (inputs, outputs)
             shapes[call] = dataclasses.replace(first, output_bytes=first.output_bytes + moved, varies=varies)
     return shapes, cache_bytes
-
-
-def _layers_of(cache: object) -> Sequence[object]:
-    layers = getattr(cache, "layers", None)
-    return layers if isinstance(layers, list) else ()
 
 
 def tensors_in(value: object, nesting: int = 0) -> Iterator[torch.Tensor]:

@@ -10,15 +10,7 @@ from boundby.layers.report import Report
 from boundby.partition.alternatives import baselines, gains_of, limits_of, shortfall
 from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
 from boundby.partition.nodes import Link, Links, VirtualNode, unknown_contention
-from boundby.partition.plan import (
-    ORDER_ONLY,
-    TOGETHER_ASSUMED,
-    Alternative,
-    Measured,
-    PartitionPlan,
-    Stage,
-    Transfer,
-)
+from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Alternative, Measured, PartitionPlan, Stage, Transfer
 from boundby.partition.solver import MEANING, Objective, optimum, value_of
 from boundby.partition.units import Chain, units_of
 

@@ -1,7 +1,6 @@
 """What every thread of the host did over time, and whether that is issuing work or something with a name of its own."""
 
 import re
-from enum import IntEnum
 
 import msgspec
 import numpy as np
@@ -11,8 +10,8 @@ from boundby.trace.links import Links
 from boundby.trace.table import ABSENT, ANNOTATION, HOST_CATEGORIES, LAUNCH_CATEGORIES, OPERATOR, PYTHON_FRAME, Trace
 
 
-class Kind(IntEnum):
-    """What a thread of the host is at."""
+class Kind:
+    """What a thread of the host is at. Plain numbers: numpy compares millions of them with an enumeration slowly."""
 
     NOTHING = 0
     LAUNCH = 1
@@ -30,6 +29,7 @@ class Kind(IntEnum):
     QUEUED = 13  # a launching call that waits for room in the queue: the device is ahead of nothing, the host is
 
 
+KINDS = tuple(name.lower() for name in vars(Kind) if not name.startswith("_"))
 # The innermost event that says what the thread does; everything else on the thread is issuing work or Python.
 PATTERNS = {
     Kind.INPUT: re.compile(r"DataLoader\b.*__next__|dataloader\.py\(\d+\): __next__|dataloader_next|get_batch_samples"),

@@ -14,7 +14,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from boundby.trace.activity import GRAPH, Activity, Kind
+from boundby.trace.activity import GRAPH, KINDS, Activity, Kind
 from boundby.trace.intervals import Intervals, Segments, sums
 from boundby.trace.table import ABSENT, LAUNCH_CATEGORIES, PROFILER_STEP, Trace
 
@@ -36,8 +36,8 @@ CAUSES = (
     "graph_pause",
 )
 LATENCY, STREAM_WAIT, UNTRACED, PAUSE = map(CAUSES.index, ("launch_latency", "stream_wait", "untraced", "graph_pause"))
-OTHER_CAUSES = {Kind.NOTHING: "untraced", Kind.CALL: "launch", Kind.QUEUED: "launch"}  # of all others it is the name
-CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_CAUSES.get(kind, kind.name.lower())) for kind in Kind])
+OTHER_CAUSES = {"nothing": "untraced", "call": "launch", "queued": "launch"}  # of all others it is the name
+CAUSE_OF_KIND = np.array([CAUSES.index(OTHER_CAUSES.get(kind, kind)) for kind in KINDS])
 
 
 class Pieces(msgspec.Struct, frozen=True):

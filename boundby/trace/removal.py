@@ -34,7 +34,7 @@ from boundby.trace.table import ABSENT, Trace
 from boundby.trace.window import Window
 
 NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
-OF_HOST = np.array([kind not in (Kind.NOTHING, Kind.QUEUED) for kind in Kind])
+OF_HOST = np.array([kind not in (Kind.NOTHING, Kind.QUEUED) for kind in range(len(CAUSE_OF_KIND))])
 OF_RANGES = (Kind.INPUT, Kind.TOKENIZING, Kind.GARBAGE_COLLECTION, Kind.SAVING, Kind.COMPILE, Kind.PYTHON)
 RANGE_NS = 5_000  # that record_function takes itself
 HOST_CAUSES = frozenset(CAUSES[cause] for cause in CAUSE_OF_KIND[OF_HOST].tolist())
@@ -175,7 +175,7 @@ class Playback:
     @cached_property
     def _on_host(self) -> dict[str, int]:
         """Return the time of the host by cause, waits in whole; what is launching work counts to the latency too."""
-        by_kind = sums(self._host.kind, self._host.lasts_ns, len(Kind)).tolist()
+        by_kind = sums(self._host.kind, self._host.lasts_ns, len(CAUSE_OF_KIND)).tolist()
         spent = {CAUSES[LATENCY]: by_kind[Kind.CALL]}
         for kind in np.flatnonzero(OF_HOST).tolist():
             cause = CAUSES[CAUSE_OF_KIND[kind]]

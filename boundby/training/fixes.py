@@ -239,6 +239,10 @@ class _Known:
 
     def _part(self, base: Loop, change: Change, share: float) -> Interval:
         """Return the factor of a step whose part changes as it does alone, right after what comes before it."""
+        calls: list[str] = []
+        base.round(calls.append)
+        part = PARTS["fused_optimizer"] if change.is_fused else WORK
+        in_round_s = self.seconds[part] / calls.count(part)
         batch = self.recipe.move(next(iter(base.batches)))
         other = Loop(self.recipe, change)
 
@@ -257,7 +261,9 @@ class _Known:
                 len(factors) < PART_BLOCKS and self.timer.clock() - start < PART_BUDGET_S
             ):
                 pairs = [(seconds(base), seconds(other)) for _ in range(BLOCK)]
-                factors.append(statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs))
+                alone_s, other_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+                # What the round adds to the part, such as fetching from memory, it adds with the fix as well.
+                factors.append(in_round_s / (in_round_s + (other_s - alone_s) * min(1.0, in_round_s / alone_s)))
         finally:
             other.close()
         factor = Interval.of(estimate(factors))
@@ -272,6 +278,8 @@ class _Known:
     def _loaded_beside(self, base: Loop, change: Change) -> Interval:
         """Return the factor of a round whose batches other processes load: the slower of both is left.
 
+        Loading takes at least what it takes here, divided by the workers, and at most as long as without pause: then
+        their threads that load and hand over wait for each other, which they do not where the rest leaves them time.
         A batch that is ready is still handed over, at least as quickly as right after another, at most as slowly as
         with caches that learning has filled, and the first one of a round is waited for. With a core to spare the
         loading takes nothing from the rest. Without, it takes at most all of its own processor time, since threads that
@@ -286,9 +294,11 @@ class _Known:
         loading_s, slow_s, quick_s = (means[0] + (count - 1) * each for each in means[1:])
         spent_s = (self.spent_beside_s() - spent_s + TICK_S) / LOADED
         cores, threads = len(usable_cpus()), torch.get_num_threads()
-        rest_s = self.round_s - self.seconds.get(stages.DATA, 0.0)
+        here_s = self.seconds.get(stages.DATA, 0.0)
+        rest_s = self.round_s - here_s
+        least_loading_s = min(loading_s, means[0] + here_s * (count - 1) / count / workers)
         takes_s = 0.0 if threads + workers <= cores or is_gpu(self.recipe.device) else min(spent_s, cores * loading_s)
-        least_s = max(loading_s, rest_s + min(quick_s, slow_s), (rest_s + quick_s + takes_s) / cores)
+        least_s = max(least_loading_s, rest_s + min(quick_s, slow_s), (rest_s + quick_s + takes_s) / cores)
         most_s = max(loading_s, rest_s + slow_s + takes_s)
         ends = self.round_s / most_s, self.round_s / least_s
         return Interval(math.sqrt(ends[0] * ends[1]), ends[0] * math.exp(-REST_ERROR), ends[1] * math.exp(REST_ERROR))

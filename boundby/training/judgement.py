@@ -108,7 +108,6 @@ LARGEST = 1000.0  # a share that close to one is no claim about what would be le
 MOST_STAGES, MOST_EVIDENCE, MOST_DOUBTS, MOST_GAINS = 5, 4, 3, 3  # with the two lines before them, twelve
 SMALL = 0.005  # share that is not worth a word
 BURSTS = 0.5  # of the waits for data in a tenth of the steps: where they were even it would be a tenth
-IN_BURSTS = "a tenth of the steps, as where an epoch begins: workers may stay (persistent_workers=True)"
 OF_UNKNOWN = ("leave_out", "shorten_stage")  # the fixes of time that counts for nothing known
 LONGEST_LINE = 240  # characters
 NO_STAGE = "what is in no stage"
@@ -352,7 +351,7 @@ def _reasons_to_abstain(facts: Facts) -> Iterator[Doubt]:
         failed = f"; {failure(facts.failed)}" if facts.failed else ""
         yield Doubt("steps", f"{steps} undisturbed ones are known, {needed} are needed{failed}")
     elif _label({cause.bound: cause.share for cause in facts.causes})[0] == UNEXPLAINED:
-        text = f"most of the time is in no stage that is known ({unexplained(facts)})"
+        text = f"more of the time is in no known stage than in any kind of them ({unexplained(facts)})"
         yield Doubt("unexplained", text)
 
 
@@ -520,8 +519,9 @@ def evidence(facts: Facts, agrees: bool | None) -> Iterator[str]:
         yield f"the host issues work for {percent(facts.issuing)} of the time"
     if facts.failed:
         yield failure(facts.failed)
-    if facts.table.warm_up or facts.table.disturbed:
-        yield f"left out: {facts.table.warm_up} steps of warm-up, {facts.table.disturbed} disturbed ones"
+    left_out = [(facts.table.warm_up, "of warm-up"), (facts.table.disturbed, "disturbed")]
+    if any(steps for steps, _ in left_out):
+        yield f"steps left out: {', '.join(f'{steps} {why}' for steps, why in left_out if steps)}"
 
 
 def failure(failed: Collection[StageTimes]) -> str:
@@ -606,7 +606,8 @@ def _of_stages(facts: Facts) -> Iterator[Gain]:
             elif fix.kind == OF_STAGES["input"] and facts.table.num_steps >= ENOUGH_STEPS and facts.table.has_steps:
                 waits = np.sort(facts.table.spent_in({part.name for part in parts}))
                 longest = float(waits[-(len(waits) // 10) :].sum() / waits.sum())
-                where = f", {100 * longest:.0f} % of that in {IN_BURSTS}" if longest >= BURSTS else ""
+                if longest >= BURSTS:
+                    where = f", {100 * longest:.0f} % of that in a tenth of the steps, as where an epoch begins"
             yield Gain(fix, _factor(left), _basis(parts, share) + where)
 
 

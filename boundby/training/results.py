@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from boundby import files
 from boundby.environment import host_id
 from boundby.files import SILENT_S
 from boundby.formatting import NOTHING, number, table
-from boundby.remarks import Remark
 from boundby.trace import Analysis, analyze, read_trace
 from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.reader import ranks_in, read_head, read_stage_times
@@ -56,17 +55,8 @@ def manifest_of_nothing(place: RunFiles, reason: str | None) -> "CaptureManifest
     from boundby.capture import CaptureManifest
 
     return CaptureManifest(
-        rank=place.rank,
-        world_size=place.world_size,
-        trace_wanted=reason is None,
-        trace_reason=reason,
+        rank=place.rank, world_size=place.world_size, trace_wanted=reason is None, trace_reason=reason
     )
-
-
-def write_manifest(place: RunFiles, manifest: "CaptureManifest", remarks: Sequence[Remark]) -> None:
-    """Write what was recorded, and all that was given up."""
-    whole = replace(manifest, downgrades=(*manifest.downgrades, *remarks))
-    files.write_json(place.path(MANIFEST), {"schema_version": SCHEMA_VERSION, **asdict(whole)})
 
 
 def give_name(file: Path, path: Path) -> None:

@@ -64,11 +64,7 @@ class StepTable:
     def at(self, rows: np.ndarray) -> "StepTable":
         """Return the table of some of its rows."""
         return replace(
-            self,
-            numbers=self.numbers[rows],
-            seconds=self.seconds[rows],
-            host_s=self.host_s[rows],
-            num_steps=len(rows),
+            self, numbers=self.numbers[rows], seconds=self.seconds[rows], host_s=self.host_s[rows], num_steps=len(rows)
         )
 
 
@@ -177,19 +173,12 @@ def longest_gap(times: StageTimes) -> tuple[str, str, float] | None:
     ends = rows["start_ns"] + rows["host_ns"]
     gaps = np.maximum(rows["start_ns"][1:] - ends[:-1], 0)
     is_whole = np.searchsorted(starts, ends[:-1]) == np.searchsorted(starts, rows["start_ns"][1:])
-    passed: dict[tuple[int, int], int] = {}
-    for before, after, gap in zip(
-        rows["stage"][:-1][is_whole].tolist(),
-        rows["stage"][1:][is_whole].tolist(),
-        gaps[is_whole].tolist(),
-        strict=True,
-    ):
-        passed[before, after] = passed.get((before, after), 0) + gap
-    total = sum(passed.values())
-    if not total:
+    pairs = len(kinds) * rows["stage"][:-1].astype(np.int64) + rows["stage"][1:]
+    passed = np.bincount(pairs[is_whole], weights=gaps[is_whole])
+    if not passed.sum():
         return None
-    before, after = max(passed, key=lambda pair: passed[pair])
-    return times.names[before].name, times.names[after].name, passed[before, after] / total
+    before, after = divmod(int(passed.argmax()), len(kinds))
+    return times.names[before].name, times.names[after].name, float(passed.max() / passed.sum())
 
 
 def _rows_of_steps(times: StageTimes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -262,10 +251,7 @@ class Share:
     @property
     def ends(self) -> tuple[float, float]:
         """The ends of the interval, the share itself where there is none."""
-        return (
-            self.share if self.low is None else self.low,
-            self.share if self.high is None else self.high,
-        )
+        return (self.share if self.low is None else self.low, self.share if self.high is None else self.high)
 
 
 def windows(num_steps: int) -> list[np.ndarray]:

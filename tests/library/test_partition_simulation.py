@@ -175,21 +175,6 @@ def test_contention_or_times_that_are_assumed_stay_the_reason_for_no_throughput(
     assert plan.period_basis == "assumed" and plan.requests_per_s_reason == ORDER_ONLY
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"machine": None, "contention": 1.2}, "contention is 1.2, but no machine is named"),
-        ({"machine": ""}, "machine is empty"),
-        ({"contention": 0.9}, "contention is 0.9, not a factor from 1"),
-        ({"contention": float("nan")}, "contention is nan, not a factor"),
-        ({"contention": float("inf")}, "contention is inf, not a factor"),
-    ],
-)
-def test_contention_that_cannot_be_is_refused(fields, says):
-    with pytest.raises(ValueError, match=says):
-        node("a", **fields)
-
-
 def two_stages(first: float, second: float, *contention: float) -> PartitionPlan:
     made = chain(first, second)
     nodes = [node(name, contention=each) for name, each in zip("ab", contention, strict=True)]

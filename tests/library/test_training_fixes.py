@@ -103,6 +103,49 @@ def test_loading_takes_its_own_time_from_steps_that_use_all_cores(recipe, clock,
     assert ends == pytest.approx((low, high), rel=0.03)
 
 
+class Cold(Batches):
+    """Batches after which the next update waits for memory."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.clock.is_cold = True
+            yield batch
+
+
+def test_what_a_round_adds_to_an_update_stays_with_a_quicker_one(recipe, clock):
+    def made_optimizer(parameters, is_fused):
+        def step():
+            clock.advance(UPDATE_S * (0.5 if is_fused else 1.0) + (UPDATE_S if clock.is_cold else 0.0))
+            clock.is_cold = False
+
+        return SimpleNamespace(step=step, zero_grad=lambda: None)
+
+    made = dataclasses.replace(recipe, batches=lambda workers, pins: Cold(clock, workers), optimizer=made_optimizer)
+    trial = tried(made, clock)[0]["fused_optimizer"]
+    step_s = DATA_S + FORWARD_S + 2 * UPDATE_S
+    assert trial.measured.value == pytest.approx(step_s / (step_s - UPDATE_S / 2), rel=0.01)
+    assert trial.predicted.value == pytest.approx(trial.measured.value, rel=0.01)
+
+
+class Hurried(Batches):
+    """Batches that workers have ready after a pause, and make in twice a step when asked without one."""
+
+    def __iter__(self):
+        given = None
+        for _ in range(STEPS):
+            if not self.workers or given == self.clock.now:
+                self.clock.advance(2 * (FORWARD_S + UPDATE_S) if self.workers else DATA_S)
+            given = self.clock.now
+            yield given
+
+
+def test_how_long_workers_take_without_pause_is_no_floor_of_a_round_that_leaves_them_time(recipe, clock):
+    made = dataclasses.replace(recipe, batches=lambda workers, pins: Hurried(clock, workers))
+    trial = tried(made, clock)[0]["worker_processes"]
+    assert trial.measured.value == pytest.approx(4 / 3, rel=0.01)
+    assert trial.predicted.low < trial.measured.value <= trial.predicted.high
+
+
 def test_what_cannot_be_tried_is_named_with_the_reason_and_the_others_stand(recipe, clock, monkeypatch):
     def without_bfloat16(*_, **__):
         raise RuntimeError("no bfloat16 here")

@@ -163,7 +163,7 @@ def test_steps_that_were_disturbed_or_warm_up_are_left_out():
 
     found = judged(slow_start, 60, disturbed=(30, 31))
     assert found.steps == 56 and found.step_s == pytest.approx(0.0341, rel=0.01)
-    assert "left out: 2 steps of warm-up, 2 disturbed ones" in found.evidence
+    assert "steps left out: 2 of warm-up, 2 disturbed" in found.evidence
 
 
 def test_the_oldest_step_of_a_full_ring_has_lost_stages_and_is_left_out():

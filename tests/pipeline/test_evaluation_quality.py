@@ -224,9 +224,9 @@ def test_what_cannot_be_read_has_a_reason(tmp_path):
     folder.confusion_matrix.write_text(whole.replace("90", "ninety"))
     assert "cannot be read" in quality.read(folder, PLAN).reason
     folder.confusion_matrix.unlink()
-    assert quality.read(folder, PLAN)[1] == "there is no evaluation/confusion_matrix.csv"
+    assert quality.read(folder, PLAN).reason == "there is no evaluation/confusion_matrix.csv"
     folder.quality.write_text(folder.quality.read_text().replace('"schema_version": 1', '"schema_version": 9'))
-    assert quality.read(folder, PLAN)[1] == "quality.json is of version 9, this program reads 1"
+    assert quality.read(folder, PLAN).reason == "quality.json is of version 9, this program reads 1"
     folder.quality.write_text("[]")
     assert "cannot be read" in quality.read(folder, PLAN).reason
 

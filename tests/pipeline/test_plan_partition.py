@@ -90,12 +90,8 @@ def test_nodes_of_one_machine_claim_throughput_with_their_measured_contention_al
     assert f"wrote {picture}" in err and picture.read_bytes().startswith(b"\x89PNG")
     assert code == 0 and "(measured)" in out.splitlines()[0] and "requests/s" in out and "busy: while" in out
     assert max(map(len, out.splitlines())) <= WIDEST
-    code, out, _ = run(profile, "--nodes", known, "--objective", "throughput", "--json")
-    plan = json.loads(out)["plan"]
-    assert plan["period_basis"] == "measured" and plan["requests_per_s"] == pytest.approx(1 / plan["period_s"])
-    assert {each["machine"] for each in plan["stages"]} == {"pod"}
-    for stage in plan["stages"]:
-        assert stage["busy_compute_s"] == pytest.approx(1.25 * stage["compute_s"])
+    stages = json.loads(run(profile, "--nodes", known, "--objective", "throughput", "--json")[1])["plan"]["stages"]
+    assert [each["machine"] for each in stages] == ["pod"] * 2
 
 
 def test_the_same_model_of_two_kinds_is_planned_with_both_times(run, profile, tmp_path) -> None:
@@ -145,14 +141,7 @@ def test_the_example_states_every_setting_and_can_be_planned_for(run, profile, t
         ({"nodes": []}, "nodes: list should have at least 1 item"),
         ({"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "sped": 1}]}, "unknown key"),
         ({"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "contention": 1.2}]}, "but no machine is named"),
-        (
-            {"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "machine": "m", "contention": 0.5}]},
-            "contention: input should be greater than or equal to 1",
-        ),
-        (
-            {"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "machine": "m", "contention": 1e9}]},
-            "not a factor from 1 to 1000",
-        ),
+        ({"nodes": [{**ALIKE["nodes"][0], "machine": "m", "contention": 0.5}]}, "greater than or equal to 1"),
         ({"nodes": ALIKE["nodes"] * 2}, "node 'one' is listed twice"),
         ({"links": {"pairs": [{"between": ["one", "six"], "gb_per_s": 1}]}}, "names 'six', which is no node"),
         ({"links": {"pairs": [{"between": ["one", "one"], "gb_per_s": 1}]}}, "from 'one' to itself"),
@@ -201,11 +190,18 @@ def test_what_cannot_be_used_ends_with_two(run, profile, tmp_path) -> None:
         ([profile, "--nodes", tmp_path / "no.yaml"], "no such file of nodes"),
         ([profile, "--nodes", known, "--objective", "requests"], "go together"),
         ([profile, "--nodes", known, "--requests", 3], "go together"),
-        ([profile, "--nodes", known, "--objective", "requests", "--requests", 0], "requests is 0"),
         ([profile, "--nodes", known, "--picture", tmp_path / "a.jpg"], "ends with .png"),
     ):
         code, out, err = run(*arguments)
         assert (code, out) == (2, "") and says in err, says
+
+
+def test_of_long_names_of_units_the_ends_are_told(run, tmp_path) -> None:
+    made = profiles.gpt2(blocks=2)
+    long = {each.path: each.path.replace("transformer", "the_whole_model.its_language_model") for each in made.layers}
+    layers = (replace(each, path=long[each.path], parent=long.get(each.parent)) for each in made.layers)
+    path = store(tmp_path / "long", replace(made, layers=tuple(layers)))
+    assert "wte ... lm_head " in run(path, "--nodes", nodes(tmp_path))[1]
 
 
 def test_names_of_strangers_change_no_line(run, tmp_path) -> None:

@@ -119,8 +119,6 @@ class _Report(pl.Callback):
             pl_module.losses.clear()
             if progress.steps == self._job.plan.steps:
                 trainer.should_stop = True  # evaluates after an epoch that is short too, as max_steps alone does not
-            if progress.is_due:
-                progress.write()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Take in an epoch; its evaluation came before."""

@@ -93,8 +93,6 @@ def _run_epoch(work: Work, steps: int, plan: Plan, profiler: ProfilerManager, pr
         with profiler.stage(stages.LOGGING):
             progress.end_step(loss)
             profiler.metrics({"samples": plan.samples_per_step})
-            if progress.is_due:
-                progress.write()
         profiler.step()
 
 

@@ -108,7 +108,7 @@ class Progress:
         self._usual_steps, self._usual_s = 0, 0.0
 
     def end_step(self, loss: "torch.Tensor | float") -> None:
-        """Take in a step, whose loss is the mean over its batches."""
+        """Take in a step, whose loss is the mean over its batches, and write the file if that is due."""
         now = self._training_s()
         seconds = max(now - self._step_began, 1e-9)
         self._speeds.append(self._plan.samples_per_step / seconds)
@@ -123,6 +123,8 @@ class Progress:
 
         if device is None or is_host(device):
             self._resolve()
+        if self.is_due:
+            self.write()
 
     def end_epoch(self, accuracy: float | None) -> None:
         """Take in an epoch; what came after its last step, such as an evaluation, is no part of its time."""

@@ -66,11 +66,6 @@ def digits(size: int, share: float, seed: int) -> Split:
     return _split(rows, share, seed, stacked)
 
 
-def quickstart_texts() -> list[LabelledText]:
-    """Return the texts, the same every time; their labels are indices of LABELS."""
-    return generate(TEXTS, TEXT_SEED)
-
-
 def tokenised(texts: Sequence[LabelledText], tokenizer: Any, share: float, seed: int) -> Split:
     """Return the texts as tokens, padded batch by batch."""
     token_ids = tokenizer([each.text for each in texts], truncation=True, max_length=LONGEST_TEXT)["input_ids"]
@@ -189,7 +184,7 @@ def _text(share: float, seed: int) -> Task:
 
     from utils.quickstart import classifier
 
-    texts = quickstart_texts()
+    texts = generate(TEXTS, TEXT_SEED)  # the same every time; their labels are indices of LABELS
     with tempfile.TemporaryDirectory() as folder:
         classifier.build_untrained(Path(folder), [each.text for each in texts], LABELS, shape=TEXT_SHAPE)
         logging.disable_progress_bar()

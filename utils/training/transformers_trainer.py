@@ -109,11 +109,9 @@ class _Report(TrainerCallback):
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Take in a step."""
-        progress = self._job.progress
-        progress.end_step(torch.stack(self._losses).mean() if self._losses else torch.tensor(float("nan")))
+        loss = torch.stack(self._losses).mean() if self._losses else torch.tensor(float("nan"))
+        self._job.progress.end_step(loss)
         self._losses.clear()
-        if progress.is_due:
-            progress.write()
 
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
         """Take in an epoch that no evaluation follows."""

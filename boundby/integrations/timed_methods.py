@@ -1,0 +1,61 @@
+"""What the callbacks of the Trainer and of Lightning have in common: methods of a trainer that are timed as stages."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from boundby.patches import Patches, Wrapper
+from boundby.training import StageTimer
+from boundby.training.records import Kind
+
+
+class TimedMethods(Patches):
+    """Methods that are timed as stages while they are replaced; one inside another of its stage is part of that."""
+
+    def __init__(self, timer: StageTimer) -> None:
+        super().__init__()
+        self._timer = timer
+        self._open: set[str] = set()
+
+    def begin(self, stage: str, kind: Kind = "stage") -> None:
+        """Begin a stage that `end` ends."""
+        self._open.add(stage)
+        self._timer.begin(stage, kind)
+
+    def end(self, stage: str, *, raised: bool = False) -> None:
+        """End a stage, if it has begun here; with `raised` an exception has left it."""
+        if stage in self._open:
+            self._open.discard(stage)
+            self._timer.end(stage, raised=raised)
+
+    def cut(self) -> None:
+        """End all that has begun here: an exception has left it."""
+        for stage in list(self._open):
+            self.end(stage, raised=True)
+
+    def timed(self, stage: str, kind: Kind = "stage", when: Callable[[], bool] = lambda: True) -> Wrapper:
+        """Return a wrapper that times each call as a stage, `when` that is wanted."""
+
+        def wrapper(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if stage in self._open or not when():
+                return original(*args, **kwargs)
+            self.begin(stage, kind)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                self.end(stage, raised=True)
+                raise
+            self.end(stage)
+            return result
+
+        return wrapper
+
+    def time(self, owner: Any, path: str, stage: str, wrapper: Wrapper | None = None) -> None:
+        """Put a wrapper, by default that of `timed`, at a path below an owner; a remark says what is not there."""
+        place, _, name = path.rpartition(".")
+        try:
+            owner = attrgetter(place)(owner) if place else owner
+            if not self.put(owner, name, wrapper or self.timed(stage)):
+                self._timer.remarks.add(f"stage {stage}", f"there is no {name!r} here: what it would do is in no stage")
+        except Exception as error:
+            self._timer.remarks.add(f"stage {stage}", error)
