@@ -487,10 +487,10 @@ def test_a_device_time_that_is_not_known_for_every_batch_is_none(monkeypatch: py
     assert reason == "the device reached the call before the host had issued all of it"
     gpu = QueuedDevice(FakeClock())
     timer, _ = timer_on(gpu, monkeypatch)
-    found, reason = timer.on_device({0: batch_on(gpu, 1, 16), 1: batch_on(gpu, 2, 4)})  # 62.5 ms and 16 ms to issue
+    found, reason = timer.on_device({0: batch_on(gpu, 1, 32), 1: batch_on(gpu, 2, 4)})  # 125 ms and 16 ms to issue
     assert [each for each in found if each.quantity == "device"] == []  # a mean over some batches is none over all
     assert [each.index for each in found if each.quantity == "enqueue"] == [0, 1]
-    assert reason == "issuing the call takes 62 ms, longer than a backlog may be"
+    assert reason == "issuing the call takes 125 ms, longer than a backlog may be"
 
 
 class InDtype(FakeModel):
