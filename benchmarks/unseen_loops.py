@@ -109,8 +109,9 @@ def run(name: str, is_faulty: bool, into: str | None) -> None:
             train(DataLoader(Rows(32 * STEPS, 5e-4 * slow), 32), model, torch.optim.LBFGS(model.parameters(), 1, 2))
         case "checkpoint":
             with tempfile.TemporaryDirectory() as folder:
-                saves = lambda model: torch.save([model.state_dict()] * 3, f"{folder}/last.pt")  # noqa: E731
-                train(plain, net(800), after=saves if is_faulty else None)
+                saves = lambda model: torch.save([each + 0 for each in [*model.parameters()] * 5], f"{folder}/last.pt")  # noqa: E731
+                model = net(800)
+                train(plain, model, torch.optim.SGD(model.parameters()), after=saves if is_faulty else None)
         case "clipping":
             model = net(64, depth=30)
             train(plain, model, torch.optim.SGD(model.parameters()), before=clip if is_faulty else None)

@@ -267,6 +267,9 @@ def test_a_failure_is_told_by_its_cause_on_one_line():
     )
     full = told(wrapped(OSError(errno.ENOSPC, "No space left on device")))
     assert full.startswith("its file cannot be written: No space left on device; output.results_dir")
+    assert told(RuntimeError("basic_ios::clear: iostream error")).startswith(
+        "its file cannot be written: the disk is full"
+    )
     assert told(EngineFailed("its process ended (exit code -9)")) == "its process ended (exit code -9)"
 
 
