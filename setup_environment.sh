@@ -31,6 +31,7 @@ for argument in "$@"; do
         --docs) wanted+=(setup/locks/docs.txt) continue_with="make docs" ;;
         --test) wanted+=(setup/locks/{training,monitor,ray,engines,test}.txt) continue_with="make test" ;;
         --quiet) quiet=yes ;;
+        -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' setup_environment.sh && exit 0 ;;
         *) echo "setup_environment.sh: unknown argument $argument;" \
             "known are --training, --monitor, --ray, --engines, --test, --docs and --quiet" >&2; exit 2 ;;
     esac

@@ -3,6 +3,7 @@
 python examples/walk_through.py [--pause]
 """
 
+import argparse
 import csv
 import json
 import subprocess
@@ -22,13 +23,16 @@ REDUCED = [
 
 def main() -> int:
     """Run each step and show what it left."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pause", action="store_true", help="wait for Enter after each step")
+    args = parser.parse_args()
     for number, show in enumerate((show_nothing, show_data, show_sweep, show_operators, show_report)):
         command = [sys.executable, str(ROOT / "run_pipeline.py"), "--config", str(ROOT / "configs" / "quickstart.yaml")]
         code = subprocess.run([*command, "--only", str(number), *REDUCED], check=False).returncode
         if code != 0:
             return code
         show()
-        if "--pause" in sys.argv:
+        if args.pause:
             input("Enter for the next step ")
     return 0
 

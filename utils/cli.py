@@ -19,7 +19,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
+try:
+    import msgspec
+except ModuleNotFoundError as error:  # the first package that every script needs
+    sys.stderr.write(
+        f"error: {error.name}: not installed for {sys.executable}; `bash setup_environment.sh` makes .venv with all "
+        "that is needed: run it, then .venv/bin/python\n"
+    )
+    sys.exit(3)
 
 from boundby.cli import PIPELINE as ROOT
 from utils.console import Console, log_to, stop_logging

@@ -95,8 +95,12 @@ def _instances(kind: type) -> Iterator[Any]:
 
 
 def _is_in_warm_up(profile: Any) -> bool:
-    """Tell whether it is prepared to record; one that was stopped in its warm-up has no step left."""
-    is_running = getattr(profile, "step_rec_fn", None) is not None
+    """Tell whether it is prepared to record; one that was stopped in its warm-up has results, and no step left.
+
+    Before torch 2.13 it keeps the step.
+    """
+    inner, step = getattr(profile, "profiler", None), getattr(profile, "step_rec_fn", None)
+    is_running = None not in (inner, step) and getattr(inner, "kineto_results", None) is None
     return is_running and getattr(profile, "current_action", None) == ProfilerAction.WARMUP
 
 

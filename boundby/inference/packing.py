@@ -22,7 +22,7 @@ from torch.nn import functional
 from boundby.inference import last_layer
 from boundby.inference.batches import on_device
 
-GROUPED, VARLEN = "boundby_grouped", "boundby_varlen"
+GROUPED, VARLEN, UNMASKED = "boundby_grouped", "boundby_varlen", "boundby_unmasked"
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
 PROBED_ROWS = 256  # of a mask, in which it has to be a window; all of them where the longest text has no more tokens
 SHORT, LANES = 48, 16  # tokens: measured on a CPU with vectors of 16 floats
@@ -301,7 +301,7 @@ def varlen_attention(
         # that its result does not depend on its neighbours. (`num_splits` is refused on ROCm, and by torch 2.12.)
         longest, window = 1, (window[0], 0)
     groups = q.shape[1] // k.shape[1]
-    grouped: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in _varlen_options() else {}  # torch 2.12
+    grouped: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in _options(varlen_attn) else {}  # torch 2.12
     if groups > 1 and not grouped:
         k, v = (states.repeat_interleave(groups, dim=1) for states in (k, v))
     lengths = (starts, current.starts, longest, current.longest)
@@ -316,21 +316,36 @@ def varlen_attention(
 
 def has_varlen() -> bool:
     """Tell whether this torch, 2.11 or later, has the kernel with the options that packed texts need."""
-    return {"scale", "window_size"} <= _varlen_options()
-
-
-def _varlen_options() -> set[str]:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return set()
-    return set(inspect.signature(varlen_attn).parameters)
+        return False
+    return {"scale", "window_size"} <= _options(varlen_attn)
+
+
+@lru_cache(maxsize=4)
+def _options(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+def unmasked(*, attention_mask: torch.Tensor | None, **asked: Any) -> torch.Tensor | None:
+    """Return transformers' own mask of texts without padding, whatever mask the forward was given.
+
+    It is given one of ones: without any, transformers looks on the host whether the positions are those of several
+    texts (`find_packed_sequence_indices`), which waits until a GPU has done all that is queued.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    return sdpa_mask(attention_mask=None, **asked)
 
 
 def register() -> None:
-    """Register both attention functions with transformers under names of ours."""
+    """Register the attention functions with transformers under names of ours."""
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    AttentionInterface.register(UNMASKED, sdpa_attention_forward)
+    AttentionMaskInterface.register(UNMASKED, unmasked)
     for name, function in ((GROUPED, grouped_attention), (VARLEN, varlen_attention)):
         AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, attention_window)

@@ -155,6 +155,10 @@ class Padded(Strategy):
         self.name = "padded with a mask" if masked else "padded on the right without a mask"
         self.own_head = not masked
         super().__init__(model, tokenizer, precision, trims)
+        self._is_unmasked = not masked and getattr(model.config, "_attn_implementation", None) == "sdpa"
+        if self._is_unmasked:
+            packing.register()
+            self.model.set_attn_implementation(packing.UNMASKED)
         # The stock head of a decoder without a padding id takes one text at a time.
         self._alone = masked and self._skipped_id is None and (self._reads_last or self._is_causal)
 
@@ -171,7 +175,10 @@ class Padded(Strategy):
             if not self.own_head:
                 mask = batch.attention_mask if batch.is_padded else None
                 return cast(torch.Tensor, self.model(input_ids=batch.input_ids, attention_mask=mask).logits.float())
-            states = self.model.base_model(input_ids=batch.input_ids, **self._no_cache).last_hidden_state
+            ones = torch.ones_like(batch.input_ids) if self._is_unmasked else None
+            states = self.model.base_model(
+                input_ids=batch.input_ids, attention_mask=ones, **self._no_cache
+            ).last_hidden_state
         return self._head(states.flatten(0, 1)[read])
 
     def _kernels(self) -> contextlib.AbstractContextManager[Any]:

@@ -519,8 +519,9 @@ def evidence(facts: Facts, agrees: bool | None) -> Iterator[str]:
         yield f"the host issues work for {percent(facts.issuing)} of the time"
     if facts.failed:
         yield failure(facts.failed)
-    if facts.table.warm_up or facts.table.disturbed:
-        yield f"steps left out: {facts.table.warm_up} of warm-up, {facts.table.disturbed} disturbed"
+    left_out = [(facts.table.warm_up, "of warm-up"), (facts.table.disturbed, "disturbed")]
+    if any(steps for steps, _ in left_out):
+        yield f"steps left out: {', '.join(f'{steps} {why}' for steps, why in left_out if steps)}"
 
 
 def failure(failed: Collection[StageTimes]) -> str:

@@ -27,13 +27,14 @@ class FakeCuda:
     """Keeps what is asked of `torch.cuda` in `calls`, in their order; `broken` names the calls that raise."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torch import cuda
+        from torch import _C, cuda
 
         self.calls: list[Any] = []
         self.broken: tuple[str, ...] = ()
         monkeypatch.setattr(cuda, "synchronize", lambda device=None: None)
         monkeypatch.setattr(cuda.memory, "_record_memory_history", self._history)
         monkeypatch.setattr(cuda.memory, "_dump_snapshot", self._dump)
+        monkeypatch.setattr(_C, "_cuda_isHistoryEnabled", lambda: False, raising=False)  # which asks the driver
         monkeypatch.setattr(cuda.nvtx, "range_push", self._note)
         monkeypatch.setattr(cuda.nvtx, "range_pop", lambda: self._note("pop"))
         monkeypatch.setattr(cuda.nvtx, "range_start", lambda name: self._note(f"begin {name}") or f"end {name}")

@@ -5,6 +5,9 @@ import torch
 from torch.profiler import profile
 
 from boundby.attention_mask import ready_mask, unread
+from boundby.inference import Tokens
+from boundby.inference.precision import PRECISIONS
+from boundby.inference.strategies import Padded
 from tests.classifiers import bert, qwen2
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 0, 0], [5, 6, 0, 0, 0, 0]])
@@ -13,7 +16,7 @@ INPUTS = {"input_ids": IDS, "attention_mask": (IDS > 0).long()}
 
 def host_reads(model, inputs):
     """Return the logits, and how often the host reads a value that the device computed."""
-    with torch.inference_mode(), profile() as seen:
+    with torch.inference_mode(), profile(acc_events=True) as seen:
         logits = model(**inputs).logits
     return logits, sum(event.count for event in seen.key_averages() if event.key == "aten::_local_scalar_dense")
 
@@ -25,6 +28,14 @@ def test_a_padded_batch_with_a_ready_mask_is_the_same_forward_without_a_host_rea
     (own, reads), (logits, no_reads) = host_reads(model, INPUTS), host_reads(model, ready)
     assert (reads > 0, no_reads) == (True, 0)
     assert torch.equal(logits, own)
+
+
+def test_a_causal_model_padded_without_a_mask_reads_nothing_back():
+    way = Padded(qwen2(20, 0).eval(), None, PRECISIONS["float32"], trims=False, masked=False)
+    tokens = Tokens([ids[ids > 0].numpy() for ids in IDS], 0)
+    with torch.inference_mode(), profile(acc_events=True) as seen:
+        way.logits(tokens, range(3))
+    assert not [event for event in seen.key_averages() if event.key == "aten::_local_scalar_dense"]
 
 
 def test_a_model_that_is_not_known_to_take_a_ready_mask_is_called_as_it_is():

@@ -358,8 +358,9 @@ def test_a_profiler_is_at_work_from_its_warm_up_to_its_end():
         for _ in range(4):
             seen.append(session.is_another_at_work())
             theirs.step()
-    with profile(activities=HOST_ONLY, schedule=schedule(wait=0, warmup=2, active=1)):  # it is stopped in its warm-up
+    with profile(activities=HOST_ONLY, schedule=schedule(wait=0, warmup=2, active=1)) as stopped:  # in its warm-up
         seen.append(session.is_another_at_work())
+    stopped.step_rec_fn = object()  # as torch 2.11 leaves it
     assert [*seen, session.is_another_at_work()] == [False, False, True, True, False, True, False]
 
 

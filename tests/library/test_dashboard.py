@@ -49,6 +49,13 @@ def test_banner_comes_first_and_holds_what_the_profile_rests_on(of_gpt2):
     assert "Before the change" in titled.sections[""] and "gpt2" in titled.sections["environment"]
 
 
+def test_where_launches_limit_the_advice_names_graphs_on_a_gpu_alone():
+    launching = gpt2()
+    launching = replace(launching, layers=tuple(replace(each, bound="launch") for each in launching.layers))
+    assert "CUDA" not in page_of(launching).sections[""] and "less Python" in page_of(launching).sections[""]
+    assert "CUDA graphs" in page_of(with_memory(launching)).sections[""]
+
+
 def test_profile_that_is_not_representative_withholds_gains_everywhere_and_one_to_be_read_with_care_does_not():
     found = page_of(gpt2(coverage=Coverage(0.71, "not representative", 0.5)))
     assert found.sections[""].index("This profile is not representative") < found.sections[""].index("End to end")

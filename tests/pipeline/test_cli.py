@@ -511,3 +511,10 @@ def test_a_terminal_that_is_closed_and_a_log_on_a_full_disk_end_nothing(tmp_path
     monkeypatch.undo()
     stop_logging(handler)
     assert "".join(capsys.readouterr()) == ""
+
+
+def test_a_python_without_our_packages_is_told_in_one_line_how_to_get_them():
+    script = str(cli.ROOT / "scripts" / "02_baseline_inference.py")
+    done = subprocess.run([sys.executable, "-S", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "") and "Traceback" not in done.stderr
+    assert "msgspec: not installed for " in done.stderr and "setup_environment.sh" in done.stderr

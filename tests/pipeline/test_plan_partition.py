@@ -196,6 +196,14 @@ def test_what_cannot_be_used_ends_with_two(run, profile, tmp_path) -> None:
         assert (code, out) == (2, "") and says in err, says
 
 
+def test_of_long_names_of_units_the_ends_are_told(run, tmp_path) -> None:
+    made = profiles.gpt2(blocks=2)
+    long = {each.path: each.path.replace("transformer", "the_whole_model.its_language_model") for each in made.layers}
+    layers = (replace(each, path=long[each.path], parent=long.get(each.parent)) for each in made.layers)
+    path = store(tmp_path / "long", replace(made, layers=tuple(layers)))
+    assert "wte ... lm_head " in run(path, "--nodes", nodes(tmp_path))[1]
+
+
 def test_names_of_strangers_change_no_line(run, tmp_path) -> None:
     made = profiles.gpt2(blocks=2)
     odd = tuple(replace(each, path=each.path.replace("h.", "h\x1b[31m\n."), name=each.name) for each in made.layers)

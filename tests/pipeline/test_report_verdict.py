@@ -61,7 +61,7 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     assert "precision medium" in (told := section(compared, "What was tried")) and "1.26×" not in told
     assert not {"Bfloat16", "Run in bfloat16", "Batch texts of similar length together"} & set(titles)
     files.write_json(data.layout.variants, {**variants(), "texts": 40})
-    assert "Tried here over 40 texts: " in " ".join(card.card(read(data.document, **traced()))).replace("  ", " ")
+    assert "Tried here over 40 texts: " in " ".join(card.card(read(document, **traced()))).replace("  ", " ")
     files.write_json(data.layout.variants, variants("without_padding"))
     first = advice.advice(read(document, **traced()))[0]
     assert first.command is None and "runs that way already" in first.why

@@ -190,7 +190,7 @@ def test_an_engine_that_cannot_be_had_costs_its_own_row_alone_and_leaves_no_file
     assert run([*arguments, "variants.which=[openvino,openvino_bfloat16]"]) == 0
     assert by_name(folder)["openvino"]["why"] == "not_installed"
     said = capsys.readouterr().out.split()
-    missing = "not OpenVINO, OpenVINO bfloat16: openvino: not installed; bash setup_environment.sh --engines"
+    missing = "not OpenVINO; OpenVINO bfloat16: openvino: not installed; bash setup_environment.sh --engines"
     assert missing in " ".join(said)  # once for both
 
 
@@ -246,7 +246,7 @@ def test_a_reason_is_told_once_and_what_is_faster_but_unsure_is_named():
     found = {"variants": rows, "recommended": {"name": "as_it_comes"}, "texts": 30, "dataset_rows": 3000, "rounds": 2,
              "threads": 1, "batch_size": 8, "doubts": [], "min_agreement": 0.99}  # fmt: skip
     said = " ".join(" ".join(section.console_lines(found)).split())
-    assert "not allowed: a, b: too few" in said and "b was faster, but 30 texts are too few to allow it" in said
+    assert "not allowed: a; b: too few" in said and "b was faster, but 30 texts are too few to allow it" in said
     assert (
         "slow, 0.50× [0.50, 0.50] against as_it_comes: fewer tokens, since nothing is padded: products 2.00× slower"
         in said
@@ -266,7 +266,10 @@ def test_a_failure_is_told_by_its_cause_on_one_line():
         "ValueError: found conflicts: - a shape of 3"
     )
     full = told(wrapped(OSError(errno.ENOSPC, "No space left on device")))
-    assert full.startswith("the converted model cannot be written: No space left on device; output.results_dir")
+    assert full.startswith("its file cannot be written: No space left on device; output.results_dir")
+    assert told(RuntimeError("basic_ios::clear: iostream error")).startswith(
+        "its file cannot be written: the disk is full"
+    )
     assert told(EngineFailed("its process ended (exit code -9)")) == "its process ended (exit code -9)"
 
 
@@ -353,6 +356,29 @@ def test_rounds_give_factors_of_the_same_texts_and_one_that_fails_leaves_the_oth
     factor = running[1].over(running[0])
     assert factor == Interval(2.0, 2.0, 2.0) and running[1].texts_per_s([4, 8] * 3).value == pytest.approx(4.0)
     assert sum(len(logits) for logits in running[0].logits) == 36
+
+
+def test_time_is_the_reason_only_where_more_of_it_would_help():
+    paced = Paced()
+
+    def short(shop: object) -> None:
+        raise Refused("too_few_texts", "ten texts are too few")
+
+    def way(shop: object) -> Way:
+        return paced.measured("any", 0.1).way
+
+    listed = [
+        Variant("as_it_comes", "", way, None),
+        Variant("openvino", "", way, "as_it_comes", setup_s=15.0),
+        Variant("openvino_bfloat16", "", way, "openvino"),  # of the same conversion
+        Variant("openvino_int8", "", way, "openvino", require=short, setup_s=15.0),
+    ]
+    shop = SimpleNamespace(loaded=SimpleNamespace(device=torch.device("cpu")), probe=["a"])
+    made, refused = rounds.make(listed, shop, Timer(paced.clock), paced.clock() + 20.0, lambda text: None)
+    assert [each.variant.name for each in made] == ["as_it_comes"]
+    assert {name: each.why for name, each in refused.items()} == {
+        "openvino": "over_budget", "openvino_bfloat16": "over_budget", "openvino_int8": "too_few_texts",
+    }  # fmt: skip
 
 
 def test_at_the_deadline_two_rounds_are_made_and_no_more():

@@ -1,5 +1,6 @@
 """The page itself, which Streamlit runs from top to bottom for whoever opens it: `app.py RUNS STALL_SECONDS`."""
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -77,7 +78,8 @@ def _explain_empty(root: Path) -> None:
     st.info("There is no run in this folder yet. This page shows one as soon as it begins to write.")
     st.text(f"Folder: {root}")
     st.text("A run is a folder with stage_times.json. To make one:")
-    st.code("python scripts/profile_training.py --profiler on --epochs 2 --steps-per-epoch 50", language=None)
+    command = "python scripts/profile_training.py --profiler on --epochs 2 --steps-per-epoch 50 --output"
+    st.code(f"{command} {shlex.quote(str(root / 'first'))}", language=None, wrap_lines=True)
 
 
 def _guarded(name: str, show: Callable[[], None]) -> None:

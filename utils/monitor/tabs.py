@@ -30,7 +30,7 @@ EXPLAINED = {
 }
 MOST_OPERATORS = 25
 BINS = 40
-WHOLE = "whole step; share in no stage"
+WHOLE = "whole step"
 OPERATORS = ("name", "calls", "cpu_self_ms", "cpu_total_ms", "device_self_ms", "flops", "input_shapes")
 HOW = """profiler.metrics({"process_memory_bytes": psutil.Process().memory_info().rss})"""
 PREVIEW_BYTES = 20_000
@@ -277,7 +277,7 @@ def _course(table: StepTable) -> None:
     order = [name for name in (*table.names, contrast.REST) if name in groups]
     rows = contrast.points(groups, unit=1e-3)
     chart(rows, y="ms of a step", alt="time of each stage over the steps", stacked=order)
-    st.caption("Time in a stage and in no stage inside it, on the host; undisturbed steps, averaged over neighbours.")
+    st.caption("Time of each stage without those inside it, on the host; undisturbed steps, averaged over neighbours.")
 
 
 def _stages(times: StageTimes) -> None:
@@ -297,6 +297,7 @@ def _stages(times: StageTimes) -> None:
         for each in sorted(times.stages, key=lambda each: -(each.share or 0.0))
     ]
     table(rows)
+    st.caption("The share of the whole step is what lies in no stage.")
     if times.device is None:
         st.caption("Times of the device are not known: the run gave none, as on a CPU.")
 
@@ -358,7 +359,7 @@ def memory(shown: Shown) -> None:
         _memory_course(times, names)
     else:
         st.info("This run records no memory metric. A loop can give them at each step:")
-        st.code(HOW, language="python")
+        st.code(HOW, language="python", wrap_lines=True)
     _files(shown)
 
 
@@ -414,7 +415,7 @@ def _one(shown: Shown, found: list[RunFile]) -> None:
         st.caption(file.purpose)
     if file.size_bytes > LARGEST_DOWNLOAD:
         st.info(f"Files above {text.size(LARGEST_DOWNLOAD)} do not go through the browser; copy this one:")
-        st.code(str(shown.folder.folder.resolve() / file.path), language=None)
+        st.code(str(shown.folder.folder.resolve() / file.path), language=None, wrap_lines=True)
         return
     st.download_button(
         "Download",

@@ -6,7 +6,7 @@ from pathlib import Path
 from boundby import files
 from boundby.formatting import NOTHING, clean, listed, number, times
 from boundby.partition import Infeasible, PartitionPlan
-from boundby.partition.plan import Alternative, Comparison, Error, Measured, compare, span
+from boundby.partition.plan import Alternative, Comparison, Error, Measured, compare
 from boundby.partition.simulation import Simulated
 from utils.errors import InputError
 from utils.partition.planning import PlanFile, Profiles
@@ -103,6 +103,14 @@ def _plan(plan: PartitionPlan, profiles: Profiles) -> Iterator[Block]:
             yield BulletList(items)
 
 
+def _from_to(units: Sequence[str]) -> str:
+    """Return the first and last unit, the longer name without its first parts where both are too long for a table."""
+    names = list(dict.fromkeys((units[0], units[-1])))
+    while len(text := " ... ".join(names)) > LONGEST_SPAN and "." in (longer := max(names, key=len)):
+        names[names.index(longer)] = longer.partition(".")[2]
+    return clean(text, LONGEST_SPAN)
+
+
 def _memory(plan: PartitionPlan) -> Iterator[tuple[str, str]]:
     if plan.batch_size and plan.largest_batch is not None:
         caches = sum(stage.memory.kv_cache for stage in plan.stages)
@@ -117,7 +125,7 @@ def _stages(plan: PartitionPlan) -> Table:
             clean(stage.node),
             clean(stage.kind),
             str(len(stage.units)),
-            clean(span(stage.units), LONGEST_SPAN),
+            _from_to(stage.units),
             _ms(stage.compute_s),
             *([_ms(stage.busy_compute_s)] if is_slowed else []),
             stage.basis,
@@ -197,7 +205,7 @@ def _run(file: PlanFile, measured: Measured, errors: Comparison) -> Iterator[Blo
         [
             clean(stage.node),
             clean(stage.device),
-            clean(span(stage.units), LONGEST_SPAN),
+            _from_to(stage.units),
             _mb(stage.weight_bytes),
             *_beside(alone),
             *_beside(busy),

@@ -21,13 +21,15 @@ def figure(rows: Sequence[VariantRow], about: Subject, found: Variants) -> Figur
     drawn = new_figure(about, width=13.5, height=7)
     axes, key = drawn.subplots(1, 2, width_ratios=[1.75, 1])
     has_labels = all(row["exactness"].get("accuracy_difference") is not None for row in rows)
+    tolerance = -100 * found["max_accuracy_drop"] if has_labels else 100 * found["min_agreement"]
     heights = [_height(row, has_labels) for row in rows]
     _front(axes, rows, [height[0] for height in heights])
     heaviest = max(row["weight_bytes"] or 0 for row in rows)
     for row, (value, low, high) in zip(rows, heights, strict=True):
         colour, speed = _colour(row, found), row["texts_per_s"]
         axes.plot([speed["low"], speed["high"]], [value, value], color=colour, linewidth=1.5, zorder=2)
-        axes.plot([speed["value"]] * 2, [low, high], color=colour, linewidth=1.5, zorder=2)
+        if row["against"] or low >= tolerance:  # of the same arithmetic the value alone counts
+            axes.plot([speed["value"]] * 2, [low, high], color=colour, linewidth=1.5, zorder=2)
         area = LEAST_AREA + (MOST_AREA - LEAST_AREA) * (row["weight_bytes"] or 0) / heaviest
         axes.scatter(
             speed["value"],
@@ -39,7 +41,6 @@ def figure(rows: Sequence[VariantRow], about: Subject, found: Variants) -> Figur
             zorder=3.5 if colour == CHOSEN else 3,
         )
     _number(axes, [(row["texts_per_s"]["value"], height[0]) for row, height in zip(rows, heights, strict=True)])
-    tolerance = -100 * found["max_accuracy_drop"] if has_labels else 100 * found["min_agreement"]
     axes.axhline(tolerance, color=ALARM, linestyle=(0, (5, 3)), linewidth=1.2)
     axes.annotate("allowed: the whole bar above", (0.01, tolerance), xycoords=("axes fraction", "data"), va="top",
                   xytext=(0, -4), textcoords="offset points", color=ALARM, fontsize=10)  # fmt: skip
@@ -111,5 +112,5 @@ def _key(axes: Axes, rows: Sequence[VariantRow], found: Variants) -> None:
         figures = f"{number(row['texts_per_s']['value'])}/s{size}"
         axes.text(1.0, height, figures, color=MUTED, fontsize=10.5, ha="right")
     last = 1 - 0.068 * (len(rows) + 1.6)
-    axes.text(0.0, last, "orange: recommended; grey: labels or accuracy change too much", color=MUTED, fontsize=10)
+    axes.text(0.0, last, "orange: recommended; grey: labels or accuracy may change too much", color=MUTED, fontsize=10)
     axes.text(0.0, last - 0.055, "a mark is as large as its weights", color=MUTED, fontsize=10)

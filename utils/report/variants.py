@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from boundby.card import factor
-from boundby.formatting import NOTHING, clean, number, paragraph, table
+from boundby.formatting import NOTHING, clean, number, paragraph, table, times
 from boundby.roofline import Interval
 from boundby.verdict import Fix
 from utils.document import Span, VariantRow, Variants
@@ -18,6 +18,7 @@ REFERENCE = "as_it_comes"
 UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 LEAST = 2  # of a unit, to be told in it
 MARK = " *"
+WIDE = 10  # times the value, an interval says no more than that it is unsure
 
 
 def section(data: ReportData) -> list[Content]:
@@ -166,7 +167,7 @@ def _cells(row: VariantRow, found: Variants) -> list[str]:
     return [
         row["words"] + (MARK if row["name"] == found["recommended"]["name"] else ""),
         number(row["texts_per_s"]["value"]),
-        NOTHING if is_reference else factor(Interval(**row["gain"])),
+        NOTHING if is_reference else _span(row["gain"]),
         number(row["latency_ms"]["value"]),
         NOTHING if row["weight_bytes"] is None else number(row["weight_bytes"] / 1e6),
         NOTHING if is_reference else f"{100 * exactness['agreement']:.2f}",
@@ -274,7 +275,9 @@ def _foretold(rows: Sequence[VariantRow]) -> list[Block]:
 
 
 def _span(span: Span | None) -> str:
-    return NOTHING if span is None else factor(Interval(**span))
+    if span is None:
+        return NOTHING
+    return factor(Interval(**span)) if span["high"] <= WIDE * span["value"] else f"{times(span['value'])}× (unsure)"
 
 
 def _duration(seconds: float) -> str:

@@ -26,6 +26,7 @@ COPIES = 4  # of the float32 weights, that converting holds at once: torch's, th
 FILES = 2  # of that size at most lie on the disk: in float32 and in eight bits
 MOST_S = 900.0  # for one answer
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNWRITTEN = "iostream error"  # all that OpenVINO says of a full disk
 LAST_S = 5.0  # to end
 CPU = torch.device("cpu")
 
@@ -39,7 +40,7 @@ def obstacle(loaded: LoadedModel, folder: Path) -> tuple[Literal["out_of_memory"
     folder.mkdir(parents=True, exist_ok=True)
     room = shutil.disk_usage(folder).free
     if FILES * wanted > room:
-        sizes = f"{FILES * wanted / 1e9:.2g} GB of disk, and {room / 1e9:.2g} GB are free"
+        sizes = f"{FILES * wanted / 1e6:,.0f} MB of disk, and {room / 1e6:,.0f} MB are free"
         return "no_space", f"the converted model takes {sizes}; output.results_dir names another disk"
     return None
 
@@ -71,7 +72,10 @@ class EngineProcess:
 
     def convert(self) -> None:
         """Convert the model, in float32."""
-        self._ask("convert")
+        try:
+            self._ask("convert")
+        except EngineFailed as error:
+            raise EngineFailed(f"the model cannot be converted: {error}") from None
 
     def open(self, engine: str, calibration: Sequence[str]) -> int:
         """Make the model of this engine ready, and return the bytes of its file; the texts are for the ranges."""
@@ -132,8 +136,10 @@ def told(error: BaseException) -> str:
     """Return what went wrong in one sentence: exporters wrap the reason into pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
-    if isinstance(error, OSError) and error.errno in FULL:
-        return f"the converted model cannot be written: {error.strerror}; output.results_dir names another disk"
+    is_full = isinstance(error, OSError) and error.errno in FULL
+    if is_full or UNWRITTEN in str(error):
+        why = error.strerror if isinstance(error, OSError) else "the disk is full, or files may not be so large"
+        return f"its file cannot be written: {why}; output.results_dir names another disk"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return said if isinstance(error, EngineFailed) else f"{type(error).__name__}: {said}"

@@ -75,7 +75,11 @@ def make(
     for variant in variants:
         left = SETUP_SHARE * (deadline - timer.clock())
         try:
-            if variant.name not in (REFERENCE, PACKED) and left <= variant.setup_s:
+            variant.require(shop)
+            waits = refused.get(variant.base or "")  # for what that one makes
+            if variant.name not in (REFERENCE, PACKED) and (
+                left <= variant.setup_s or (waits and waits.why == "over_budget")
+            ):
                 took = f": making it takes about {variant.setup_s:.0f} s" if variant.setup_s else ""
                 raise Refused("over_budget", f"time was up before its turn{took}; variants.max_seconds gives more")
             made.append(_made(variant, shop, timer))

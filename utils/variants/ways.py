@@ -23,7 +23,7 @@ from boundby.inference import (
     tokenize,
     weight_bytes,
 )
-from boundby.inference.engines import ENGINES, LEAST_CALIBRATION, Library
+from boundby.inference.engines import ENGINES, LEAST_CALIBRATION, Engine, Library
 from boundby.inference.fixes import COMPILE_S, SPARE_MEMORY
 from boundby.memory import free_bytes
 from boundby.timer import Work
@@ -161,7 +161,8 @@ class Variant:
     """One way to be compared. `base` is the variant from which it differs by `fix` alone, as step 02 may have tried it.
 
     `settings` run the pipeline with it, in this `environment`; None where the pipeline has no such way. `setup_s` is
-    about what making it takes where that is long. `kind` says what may change in the answers.
+    about what making it takes where that is long, and `require` raises Refused where no time would help. `kind` says
+    what may change in the answers.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Variant:
     settings: tuple[str, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     setup_s: float = 0.0
+    require: Callable[[Workshop], None] = lambda shop: None
     kind: Kind = "same_arithmetic"
 
 
@@ -212,11 +214,12 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
         Variant("float16", "float16", _float16, fix=fp16, settings=("model.dtype=float16",), kind="coarser"),
         Variant("int8", "int8", partial(_in, "int8"), settings=any_precision, kind="coarser"),
         Variant("compiled", "compiled", partial(_compiled, "float32"), fix=fused, setup_s=COMPILE_S,
-                settings=("evaluation.compile=on",)),
+                require=_require_compiler, settings=("evaluation.compile=on",)),
         Variant("bfloat16_compiled", "compiled bfloat16", partial(_compiled, "bfloat16"), "bfloat16", fused,
-                settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S, kind="coarser"),
-        *(Variant(name, engine.words, partial(_engine, name), "openvino" if name == "openvino_bfloat16" else "sorted",
-                  setup_s=0.0 if engine.lacking else ENGINE_S.get(name, 0.0),
+                settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S,
+                require=_require_compiler, kind="coarser"),
+        *(Variant(name, engine.words, partial(_engine, name), "sorted" if name == engine.library else engine.library,
+                  setup_s=ENGINE_S.get(name, 0.0), require=partial(_require_engine, engine),
                   kind="same_arithmetic" if engine.precision == "float32" else "coarser")
           for name, engine in ENGINES.items()),
     ]  # fmt: skip
@@ -322,10 +325,12 @@ def _float16(shop: Workshop) -> Way:
     return _in("float16", shop)
 
 
-def _compiled(precision: str, shop: Workshop) -> Way:
-    obstacle = compile_obstacle(shop.loaded.device)
-    if obstacle:
+def _require_compiler(shop: Workshop) -> None:
+    if obstacle := compile_obstacle(shop.loaded.device):
         raise Refused("not_possible", obstacle)
+
+
+def _compiled(precision: str, shop: Workshop) -> Way:
     if precision == "bfloat16":
         _require_bfloat16(shop.loaded)
     return _predicting(shop.predictor(precision, compiled=True), shop.loaded)
@@ -339,9 +344,7 @@ def _with_threads(number: int, shop: Workshop) -> Way:
     return replace(_packed(shop), setting=lambda: host_threads(number))
 
 
-def _engine(name: str, shop: Workshop) -> Way:
-    """Return the model converted for another library, at its best batch size of texts sorted by length."""
-    engine = ENGINES[name]
+def _require_engine(engine: Engine, shop: Workshop) -> None:
     if engine.lacking:
         raise Refused("not_installed", str(lacking(*engine.lacking)))
     if not is_host(shop.loaded.device):
@@ -351,6 +354,11 @@ def _engine(name: str, shop: Workshop) -> Way:
     if engine.calibrated and len(shop.calibration) < LEAST_CALIBRATION:
         raise Refused("too_few_texts", f"its ranges are found with {LEAST_CALIBRATION} texts or more; the dataset has "
                       f"{len(shop.calibration)}")  # fmt: skip
+
+
+def _engine(name: str, shop: Workshop) -> Way:
+    """Return the model converted for another library, at its best batch size of texts sorted by length."""
+    engine = ENGINES[name]
     process, earlier_s = shop.engine(engine.library)
     size_bytes = process.open(name, shop.calibration if engine.calibrated else ())
     size = _best_size(shop, ENGINE_SIZES, partial(process.logits, name))

@@ -18,7 +18,7 @@ from boundby.layers.ranking import blocks, label
 from boundby.layers.records import LayerProfile, ModelProfile
 from boundby.layers.report import passes_text
 from boundby.stats import Summary
-from boundby.verdict import Bound, Fix, plain
+from boundby.verdict import OF_CAUSES_ON_HOST, Bound, Fix, plain
 from boundby.webpage import environment
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ def answer(profile: ModelProfile) -> list[tuple[str, str]]:
         return [("What", what), ("Why", f"Not known: {reason(profile, 'bound')}.")]
     bound = max(seconds, key=lambda each: seconds[each])
     why = f"{percent(seconds[bound] / run_s)} of the time is in layers limited by {plain(bound)}."
-    fix = str(Fix(REMEDIES.get(bound, "faster_work")))
+    has_device = any(layer.device_self_s is not None for layer in profile.layers)
+    on_host = None if has_device else OF_CAUSES_ON_HOST.get(bound)  # which has no graph to launch
+    fix = str(Fix(on_host or REMEDIES.get(bound, "faster_work")))
     gain = sum(layer.gain_at_limit_s or 0.0 for layer, _ in counted(profile))
     room = f"at the limits of this machine all layers together would save {duration(gain)} at most"
     return [("What", what), ("Why", why), ("Next", f"{fix[0].upper()}{fix[1:]}; {room}.")]
