@@ -110,11 +110,9 @@ def run(name: str, is_faulty: bool, into: str | None) -> None:
         case "checkpoint":
             with tempfile.TemporaryDirectory() as folder:
                 saves = lambda model: torch.save([each + 0 for each in [*model.parameters()] * 5], f"{folder}/last.pt")  # noqa: E731
-                model = net(800)
-                train(plain, model, torch.optim.SGD(model.parameters()), after=saves if is_faulty else None)
+                train(plain, model := net(800), torch.optim.SGD(model.parameters()), None, saves if is_faulty else None)
         case "clipping":
-            model = net(64, depth=30)
-            train(plain, model, torch.optim.SGD(model.parameters()), before=clip if is_faulty else None)
+            train(plain, model := net(64, 10, 30), torch.optim.SGD(model.parameters()), clip if is_faulty else None)
         case "backbone":
             head = nn.Linear(256, 10)
             model = nn.Sequential(net(1024, 256, depth=3).requires_grad_(is_faulty), head)
@@ -239,7 +237,6 @@ def main() -> int:
     parser.add_argument("--faulty", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
-        torch.manual_seed(0)
         run(args.run, args.faulty, args.into)
         print((ticks[-1] - ticks[COLD]) / (len(ticks) - COLD - 1))
         return 0

@@ -150,7 +150,7 @@ CHANGES: dict[str, Change] = {
         ),
     ),
     "shorten_python": Change(
-        "do less in Python, or do it before the loop or beside it",
+        "do less in Python, or do it before or beside the loop",
         ("launch",),
         (
             "move it before the loop, to every n-th step, or to another process; vectorize what remains",

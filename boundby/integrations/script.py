@@ -53,9 +53,7 @@ class ScriptRecorder:
         self._optimizer = 0  # id of the one whose step ends a step
         self._others: set[int] = set()
         self._step_is_over = self._is_evaluating = self._is_waiting = self._is_off = False
-        self._is_graph_of_eval = self._trains_in_eval = (
-            False  # in eval mode: the last forward had gradients; one was used
-        )
+        self._is_graph_of_eval = self._trains_in_eval = False  # the last forward was in eval mode; one was learnt from
         self._seen: set[str] = set()
         self._hooked: list[Any] = []  # removable handles
         self._thread = self._pid = 0

@@ -142,8 +142,8 @@ def test_time_in_no_known_stage_speaks_against_every_answer():
     mostly = judged({"mystery": 0.06, "data": 0.01, "other": 0.03})
     assert mostly.bound == "inconclusive"
     assert [str(doubt) for doubt in mostly.doubts] == [
-        "unexplained: most of the time is in no stage that is known (mystery 60 %, other 30 %; not marked: forward, "
-        "backward, optimizer)"
+        "unexplained: more of the time is in no known stage than in any kind of them (mystery 60 %, other 30 %; not "
+        "marked: forward, backward, optimizer)"
     ]
     assert gain_of(mostly, "shorten mystery") == pytest.approx(2.5, rel=0.02)
     partly = judged(HEALTHY, idle=0.01)
