@@ -225,7 +225,8 @@ def _reasons(rows: Sequence[VariantRow], only: str | None = "") -> list[Block]:
 def _whys(rows: Sequence[VariantRow], only: str | None = "") -> list[str]:
     names = {row["name"]: row["words"] for row in rows}
     return [
-        f"{row['words']}, {_span(row['gain_over_base'])} against {names[row['base'] or '']}: {said}"
+        f"{row['words']}, {gain + ' ' if (gain := _span(row['gain_over_base'])) != NOTHING else ''}"
+        f"against {names[row['base'] or '']}: {said}"
         for row in rows
         if only in ("", row["name"]) and (said := sentence(row))
     ]
