@@ -579,6 +579,7 @@ class Verdict(msgspec.Struct, frozen=True):
     `share_of_limit` is the time that the limit alone needs over the time measured. `owners` add up to the time of
     `reference`, `limited_by` ranks what limits it, the first first, and `products` says how fast its matrix products
     are. `gains` are of fixes that were not tried, the largest first; a trial takes the place of the gain of its fix.
+    `step_s` is how long a step of a trace took, None where it marks none.
     """
 
     bound: Bound
@@ -589,6 +590,7 @@ class Verdict(msgspec.Struct, frozen=True):
     gains: tuple[Gain, ...]
     evidence: tuple[str, ...]
     doubts: tuple[Doubt, ...] = ()
+    step_s: float | None = None
     trials: tuple[Trial, ...] = ()
     untried: tuple[Untried, ...] = ()
     reference: Reference | None = None

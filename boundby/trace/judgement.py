@@ -95,6 +95,7 @@ def judge_trace(analysis: Analysis, waiting: Waiting | None = None) -> Verdict:
         gains=tuple(_gains(analysis, waiting)),
         evidence=tuple(evidence),
         doubts=tuple(doubts),
+        step_s=device.window_ns / len(by_step) / 1e9 if by_step else None,
     )
 
 

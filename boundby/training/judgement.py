@@ -111,6 +111,7 @@ BURSTS = 0.5  # of the waits for data in a tenth of the steps: where they were e
 OF_UNKNOWN = ("leave_out", "shorten_stage")  # the fixes of time that counts for nothing known
 LONGEST_LINE = 240  # characters
 NO_STAGE = "what is in no stage"
+TELLING_SLOWDOWN = 1.2  # of recorded steps
 WITHOUT_GAIN = "nothing that the stages show would gain 2 %"
 WITHOUT_TRACE = "record a trace of a few steps: it tells what limits the work inside forward and backward"
 WITHOUT_ANSWER = "mark the stages that are missing, or let the loop run on, and ask again"
@@ -552,36 +553,45 @@ def gains_of(facts: Facts, trace: Verdict | None) -> tuple[Gain, ...]:
     """
     gains = [*_of_stages(facts), *_of_batches(facts.stages, facts.effect)]
     between, of_steps = _of_excluded(facts.times)
-    who, capped = facts.straggler, list[Gain]()
+    who, inside, capped = facts.straggler, list[tuple[float, Gain]](), list[Gain]()
     if who:
         basis = f"it takes {who.own_s * 1e3:.2f} ms of its own for a step, the others {who.others_s * 1e3:.2f} ms"
         gains.append(Gain(Fix("straggler", {"rank": who.rank, "stage": who.stage}), who.gain, basis))
     if trace:
-        inside, capped = _inside_work(facts.stages, trace, {gain.fix.kind for gain in gains})
-        gains += inside
-    ranked = [(1 - of_steps + of_steps / gain.at_most, gain) for gain in gains] + [
-        (1 / each.at_most, each) for each in between
+        inside, capped = _inside_work(facts, trace, {gain.fix.kind for gain in gains})
+    of_step = [*((gain.at_most, gain) for gain in gains), *inside]
+    ranked = [
+        *((1 - of_steps + of_steps / factor, gain) for factor, gain in of_step),
+        *((1 / each.at_most, each) for each in between),
     ]
     largest = [gain for _, gain in sorted(ranked, key=lambda pair: pair[0]) if gain.at_most >= LEAST_GAIN]
     return tuple([*largest, *(gain for gain in capped if gain.at_most >= LEAST_GAIN)])
 
 
-def _inside_work(stages: Sequence[Share], trace: Verdict, known: Collection[str]) -> tuple[list[Gain], list[Gain]]:
-    """Return what a trace says that the work could gain, in slowed-down steps, and what exceeds all of that work."""
-    parts = [stage for stage in stages if stage.bound == "compute" and stage.name not in FIX_OF_STAGE]
+def _inside_work(facts: Facts, trace: Verdict, known: Collection[str]) -> tuple[list[tuple[float, Gain]], list[Gain]]:
+    """Return what a trace says that the work could gain, each after its factor there, and what exceeds all that work.
+
+    Recording slows steps down: what would vanish from a recorded one is the most that can vanish from another, up to
+    all of the work. Where that is all of a step, and the work is in no stage, the trace bounds nothing.
+    """
+    parts = [stage for stage in facts.stages if stage.bound == "compute" and stage.name not in FIX_OF_STAGE]
     share = min(1.0, sum(stage.share for stage in parts))
+    least = 1 - share if parts else 0.0
+    slowed = (
+        max(1.0, trace.step_s / float(facts.table.whole_s.mean())) if trace.step_s and facts.table.num_steps else 1.0
+    )
+    how = f"took {slowed:.1f} times as long" if slowed >= TELLING_SLOWDOWN else "recording slows down"
     inside, capped = [], []
     for gain in trace.gains:
         if not set(gain.relieves) & set(INSIDE) or gain.fix.kind in known:
             continue
-        if parts and _factor(1 - share) < gain.at_most:
-            capped.append(
-                msgspec.structs.replace(
-                    gain, at_most=_factor(1 - share), basis=f"of the work alone: {_basis(parts, share)}"
-                )
-            )
-        else:
-            inside.append(msgspec.structs.replace(gain, basis="by the trace, whose steps recording slows down"))
+        left = 1 - slowed * (1 - 1 / gain.at_most)
+        basis = f"of the work alone: {_basis(parts, share)}" if left < least else f"by the trace, whose steps {how}"
+        bounded = msgspec.structs.replace(gain, at_most=_factor(max(left, least)), basis=basis)
+        if parts and 1 / gain.at_most < least:
+            capped.append(bounded)
+        elif parts or left > 0:
+            inside.append((gain.at_most, bounded))
     return inside, capped
 
 

@@ -351,6 +351,24 @@ def test_the_gains_inside_the_work_are_the_trace_s():
     assert not any(each.fix == fuse.fix for each in judged(HEALTHY, saw=trace("input", gains=(fuse,))).gains)
 
 
+@pytest.mark.parametrize(
+    ("stages", "slowed", "at_most", "basis"),
+    [
+        (HEALTHY, 1.0, 2.0, "by the trace, whose steps recording slows down"),
+        (HEALTHY, 1.5, 4.0, "by the trace, whose steps took 1.5 times as long"),
+        (HEALTHY, 4.0, 1 / (1 - 30 / 34.1), "of the work alone: backward and forward take 88.0 % of the time"),
+        ({"step": 0.0341}, 1.5, 4.0, "by the trace, whose steps took 1.5 times as long"),
+        ({"step": 0.0341}, 4.0, None, ""),
+    ],
+)
+def test_a_gain_from_slowed_steps_is_bounded_by_what_can_vanish_from_the_others(stages, slowed, at_most, basis):
+    half = Gain(Fix("launch_less"), 2.0, "likely 2.00: half of it would remain")
+    saw = replace(trace("launch", gains=(half,)), step_s=slowed * 0.0341)
+    found = [gain for gain in judged(stages, saw=saw).gains if gain.fix == half.fix]
+    expected = [] if at_most is None else [(pytest.approx(at_most, rel=0.02), basis)]
+    assert [(gain.at_most, gain.basis) for gain in found] == expected
+
+
 def sizes(step: int) -> dict[str, float]:
     return {"samples": 2.0 if step % 4 == 3 else 8.0}
 
