@@ -161,6 +161,7 @@ def test_a_gpu_that_emulates_bfloat16_has_no_products_in_it(has, cuda, monkeypat
 @pytest.mark.parametrize("place", [torch.backends, torch.backends.cuda.matmul], ids=["for all", "for CUDA"])
 def test_tf32_that_a_program_allows_by_torchs_other_setting_is_known_and_left(place):
     before = place.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "none"  # what holds for all holds for it, whatever ran before
     try:
         place.fp32_precision = "tf32"  # after which torch.get_float32_matmul_precision raises
         assert float32_precision() == "high"

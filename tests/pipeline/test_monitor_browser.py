@@ -61,7 +61,7 @@ def is_stalled(monitor: Monitor) -> bool:
 def test_a_live_run_appears_moves_and_raises_an_alert_when_it_stalls(monitor):
     monitor.open()
     monitor.wait_for_text("There is no run in this folder yet.")
-    assert f"--output {monitor.runs / 'first'}" in monitor.here.run("document.body.innerText")
+    monitor.wait_for_text(f"--output {monitor.runs / 'first'}")
     timer = StageTimer(monitor.runs / "live", options=TimerOptions(pace=Pace(flush_s=0.2, document_s=0.5)))
     is_stuck, is_over = threading.Event(), threading.Event()
     timer.start()
