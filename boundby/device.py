@@ -114,7 +114,10 @@ def float32_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+        if torch.backends.cuda.matmul.fp32_precision == "tf32":
+            return "high"
+        of_host = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made when torch is imported
+        return "medium" if of_host.fp32_precision == "bf16" else "high"
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
@@ -144,10 +147,11 @@ class CudaQueue:
     def hold(self, seconds: float) -> None:
         """Queue a kernel that spins for about this long.
 
-        By the clock that the last one found, if it has passed: an idle GPU's is a fifth of that under load.
+        By the fastest clock that a passed one found: an idle GPU's is a fifth of that under load. A hold
+        that is too long costs time, one that is too short the measurement.
         """
         if self.has_passed(self._held[2]):
-            self._cycles_per_s = self._held_rate()
+            self._cycles_per_s = max(self._cycles_per_s, self._held_rate())
         self._hold(int(seconds * self._cycles_per_s))
 
     def _held_rate(self) -> float:

@@ -620,8 +620,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: fixes, doubts and what would settle it in words, with their kinds beside."""
+        values = values_of(self)
+        if self.step_s is None:
+            del values["step_s"]
         return {
-            **values_of(self),
+            **values,
             "gains": [gain.as_dict() for gain in self.gains],
             "doubts": [str(doubt) for doubt in self.doubts],
             "doubt_kinds": [doubt.kind for doubt in self.doubts],

@@ -29,13 +29,15 @@ def main(run: cli.Run) -> int:
     from boundby import files
     from boundby.device import is_gpu, pick_device
     from utils import first_light
-    from utils.errors import EnvironmentLacksError
+    from utils.errors import EnvironmentLacksError, InputError
 
     device = pick_device("auto")
     if not is_gpu(device):
         raise EnvironmentLacksError("there is no GPU here that torch sees; run this on a machine with one")
     card = first_light.Card(device, until=time.monotonic() + SECONDS)
     checks = [check for check in first_light.CHECKS if run.args.only in check.name]
+    if not checks:
+        raise InputError(f"--only {run.args.only}: no check has these words in its name; leave it out for all of them")
     default = Path("docs/measurements") / f"{datetime.now(UTC):%Y-%m-%d}-gpu-first-light.json"
     output = run.args.output or default
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from boundby import files
 from boundby.verdict import Verdict
 from utils import tasks
 from utils.columns import MEASURED, MeasuredRow, NonNegative, Positive, Row, Size
+from utils.credentials import removed
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -518,8 +519,10 @@ def read_document(path: Path, version: int, kind: Any = Document) -> Document:
 
 
 def with_verdicts(rows: Any) -> list[Any]:
-    """Return rows of a document with their verdicts read; raises as `Verdict.from_dict` does."""
-    return [{**row, "verdict": Verdict.from_dict(row["verdict"])} if row.get("verdict") else row for row in rows]
+    """Return rows of a document with their verdicts read, without credentials; raises as `Verdict.from_dict` does."""
+    return [
+        {**row, "verdict": Verdict.from_dict(removed(row["verdict"]))} if row.get("verdict") else row for row in rows
+    ]
 
 
 def shaped(value: Any, kind: Any) -> Any:

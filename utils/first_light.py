@@ -57,6 +57,7 @@ from utils.profiler import InferenceProfiler
 Figures = dict[str, Any]
 Outcome = Literal["ok", "look", "failed", "not here"]
 PROGRAM_S = 240.0  # that one whole program may take
+TIME_IS_UP = "no time was left for it"
 STARTS_S = 90.0  # for a process to import torch and find the GPU
 LEAST_LIMIT_S = 5.0
 EVALUATION_S = 30.0  # of predicting; a slow card gets fewer texts
@@ -138,7 +139,7 @@ def look(card: Card, checks: Sequence[Check]) -> Iterator[Line]:
     for check in checks:
         began = time.monotonic()
         if began > card.until:
-            yield Line(check.name, check.expected, "not here", {}, 0.0, "no time was left for it")
+            yield Line(check.name, check.expected, "not here", {}, 0.0, TIME_IS_UP)
             continue
         figures: Figures = {}
         reason: str | None = None
@@ -165,11 +166,14 @@ def watched(card: Card, checks: Sequence[Check], start: str = "spawn") -> Iterat
             left.popleft()
             lines.append(line)
             head = found or head
-            yield line, {**head, "checks": [asdict(each) for each in lines]}
+            yield line, {"schema_version": 1, **head, "checks": [asdict(each) for each in lines]}
 
 
 def _answers(card: Card, checks: Sequence[Check], there: Any) -> Iterator[tuple[Line, dict[str, Any]]]:
     """Yield the lines of one process up to the first that failed, and the document of the card."""
+    if time.monotonic() > card.until:
+        yield from ((Line(each.name, each.expected, "not here", {}, 0.0, TIME_IS_UP), {}) for each in checks)
+        return
     ours, theirs = there.Pipe(duplex=False)
     process = there.Process(target=_look_there, args=(theirs, card, [check.name for check in checks]))
     process.start()
@@ -179,19 +183,22 @@ def _answers(card: Card, checks: Sequence[Check], there: Any) -> Iterator[tuple[
         for check in checks:
             began = time.monotonic()
             try:
-                head = head or _received(ours, STARTS_S)
-                line = _received(ours, max(LEAST_LIMIT_S, min(check.limit_s, card.until - began)))
+                left_s = max(0.0, card.until - began) + LEAST_LIMIT_S
+                head = head or _received(ours, min(STARTS_S, left_s))
+                line = _received(ours, min(check.limit_s, left_s))
             except (EOFError, OSError) as error:
-                reason = str(error) or "its process ended"
-                line = Line(check.name, check.expected, "failed", {}, time.monotonic() - began, reason)
+                is_late = time.monotonic() > card.until
+                reason = TIME_IS_UP if is_late else str(error) or "its process ended"
+                spent_s = time.monotonic() - began
+                line = Line(check.name, check.expected, "not here" if is_late else "failed", {}, spent_s, reason)
             yield line, head
-            if line.verdict == "failed":
+            if line.verdict == "failed" or line.reason == TIME_IS_UP:
                 return
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with the programs that it has begun
         process.kill()
-        process.join()
+        process.join(LEAST_LIMIT_S)  # one that hangs in the driver does not end
 
 
 def _received(connection: Connection, seconds: float) -> Any:

@@ -97,10 +97,11 @@ def _instances(kind: type) -> Iterator[Any]:
 def _is_in_warm_up(profile: Any) -> bool:
     """Tell whether it is prepared to record; one that was stopped in its warm-up has results, and no step left.
 
-    Before torch 2.13 it keeps the step.
+    Before torch 2.13 it keeps the step. With `acc_events` results stay from cycle to cycle, and tell nothing.
     """
     inner, step = getattr(profile, "profiler", None), getattr(profile, "step_rec_fn", None)
-    is_running = None not in (inner, step) and getattr(inner, "kineto_results", None) is None
+    has_ended = getattr(inner, "kineto_results", None) is not None and not getattr(profile, "acc_events", False)
+    is_running = None not in (inner, step) and not has_ended
     return is_running and getattr(profile, "current_action", None) == ProfilerAction.WARMUP
 
 

@@ -10,7 +10,7 @@ change the result, refused with `UnsupportedAttention`.
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -214,21 +214,28 @@ def _of_chosen(
     return out
 
 
-@lru_cache(maxsize=32)
-def _blocks(length: int, before: int, after: int) -> list[tuple[slice, slice, torch.Tensor]]:
-    """Return, of a text of `length` tokens, some queries at a time, the keys that they see, and what scores get added.
+def _blocks(length: int, before: int, after: int) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """Yield, of a text of `length` tokens, some queries at a time, the keys that they see, and what scores get added.
 
     A kernel that is given all keys goes through those that a mask hides, too: 1.4 times as long for 200 causal tokens.
     """
-    before, after = (length if side == UNLIMITED else side for side in (before, after))
-    blocks = []
     for first in range(0, length, QUERIES):
         last = min(first + QUERIES, length)
-        start, end = max(0, first - before), min(length, last + after)
-        distance = torch.arange(start, end) - torch.arange(first, last)[:, None]
-        sees = (distance >= -before) & (distance <= after)
-        blocks.append((slice(first, last), slice(start, end), torch.where(sees, 0.0, -torch.inf)))
-    return blocks
+        start = 0 if before == UNLIMITED else max(0, first - before)
+        end = length if after == UNLIMITED else min(length, last + after)
+        yield slice(first, last), slice(start, end), _added_to(last - first, end - start, first - start, before, after)
+
+
+@lru_cache(maxsize=128)
+def _added_to(queries: int, keys: int, ahead: int, before: int, after: int) -> torch.Tensor:
+    """Return what is added to the scores of `queries` tokens, `[queries, keys]`, the first of them `ahead` of a key."""
+    distance = torch.arange(keys) - torch.arange(ahead, ahead + queries)[:, None]
+    hidden = torch.zeros(queries, keys, dtype=torch.bool)
+    if before != UNLIMITED:
+        hidden |= distance < -before
+    if after != UNLIMITED:
+        hidden |= distance > after
+    return torch.zeros(queries, keys, dtype=torch.float32).masked_fill_(hidden, -torch.inf)
 
 
 def _is_short(length: int, dtype: torch.dtype) -> bool:

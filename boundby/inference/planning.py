@@ -158,7 +158,8 @@ def _guard(
     if precision.keeps_weights:
         return of_same
     low = 1.0 if is_all else wilson_interval(report.rows, report.rows)[0]
-    return report.flip_margin if low >= rule.min_agreement else None
+    ties = float(np.finfo(np.float32).tiny)  # which may be all that differs, and a margin of 0 is none
+    return max(report.flip_margin, ties) if low >= rule.min_agreement else None
 
 
 def _check_texts(sample: Sample) -> Sequence[str]:

@@ -54,6 +54,7 @@ class ScriptRecorder:
         self._others: set[int] = set()
         self._step_is_over = self._is_evaluating = self._is_waiting = self._is_off = False
         self._is_graph_of_eval = self._trains_in_eval = False  # the last forward was in eval mode; one was learnt from
+        self._evaluates_batches = False  # of a loader that was waited for without gradients
         self._seen: set[str] = set()
         self._hooked: list[Any] = []  # removable handles
         self._thread = self._pid = 0
@@ -145,6 +146,7 @@ class ScriptRecorder:
             return original(*args)
         if not torch.is_grad_enabled():
             self._guarded(self._evaluate)
+            self._evaluates_batches = True
             return original(*args)
         self._guarded(self._begin, DATA)
         self._is_waiting = True
@@ -217,7 +219,9 @@ class ScriptRecorder:
     def _before_forward(self, module: torch.nn.Module, *_: Any) -> None:
         if self._timer is not None:
             self._is_graph_of_eval = torch.is_grad_enabled() and not module.training
-            is_training = module.training or (self._is_graph_of_eval and self._trains_in_eval)
+            is_rollout = not torch.is_grad_enabled() and not self._evaluates_batches
+            is_training = module.training and (torch.is_grad_enabled() or is_rollout)
+            is_training |= self._is_graph_of_eval and self._trains_in_eval
             self._guarded(*((self._begin, FORWARD) if is_training else (self._evaluate,)))
 
     def _after_forward(self, *_: Any) -> None:

@@ -1,5 +1,6 @@
 """What the callbacks of the Trainer and of Lightning have in common: methods of a trainer that are timed as stages."""
 
+import threading
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -10,34 +11,40 @@ from boundby.training.records import Kind
 
 
 class TimedMethods(Patches):
-    """Methods that are timed as stages while they are replaced; one inside another of its stage is part of that."""
+    """Methods that are timed as stages while they are replaced; one inside another of its stage is part of that.
+
+    Each thread has stages of its own.
+    """
 
     def __init__(self, timer: StageTimer) -> None:
         super().__init__()
         self._timer = timer
-        self._open: set[str] = set()
+        self._open: set[tuple[int, str]] = set()
 
     def begin(self, stage: str, kind: Kind = "stage") -> None:
         """Begin a stage that `end` ends."""
-        self._open.add(stage)
+        self._open.add((threading.get_ident(), stage))
         self._timer.begin(stage, kind)
 
     def end(self, stage: str, *, raised: bool = False) -> None:
         """End a stage, if it has begun here; with `raised` an exception has left it."""
-        if stage in self._open:
-            self._open.discard(stage)
+        if self._is_open(stage):
+            self._open.discard((threading.get_ident(), stage))
             self._timer.end(stage, raised=raised)
 
     def cut(self) -> None:
-        """End all that has begun here: an exception has left it."""
-        for stage in list(self._open):
+        """End all that this thread has begun here: an exception has left it."""
+        for _, stage in list(self._open):
             self.end(stage, raised=True)
+
+    def _is_open(self, stage: str) -> bool:
+        return (threading.get_ident(), stage) in self._open
 
     def timed(self, stage: str, kind: Kind = "stage", when: Callable[[], bool] = lambda: True) -> Wrapper:
         """Return a wrapper that times each call as a stage, `when` that is wanted."""
 
         def wrapper(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if stage in self._open or not when():
+            if self._is_open(stage) or not when():
                 return original(*args, **kwargs)
             self.begin(stage, kind)
             try:

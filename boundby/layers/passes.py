@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_iter
 
 from boundby.device import Allocator
 from boundby.layers.probes import Call, CallLog, CallTree, Run, Targets, attached, noting_probe
@@ -150,7 +150,7 @@ def see_shapes(run: Run, tree: CallTree, targets: Targets) -> tuple[dict[Call, C
 
 def tensors_in(value: object, nesting: int = 0) -> Iterator[torch.Tensor]:
     """Yield the tensors in an argument or a result, out of lists, mappings and dataclasses."""
-    for leaf in tree_leaves(value):
+    for leaf in tree_iter(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif nesting < MOST_NESTING and isinstance(leaf, Mapping):

@@ -292,13 +292,14 @@ class _Known:
         spent_s, rounds = self.spent_beside_s(), [self._loaded(base, loader, count, at_hand) for _ in range(LOADED)]
         means = [statistics.fmean(column) for column in zip(*rounds, strict=True)]
         loading_s, slow_s, quick_s = (means[0] + (count - 1) * each for each in means[1:])
+        quick_s = min(quick_s, slow_s, loading_s)  # without pause each batch is handed over as well
         spent_s = (self.spent_beside_s() - spent_s + TICK_S) / LOADED
         cores, threads = len(usable_cpus()), torch.get_num_threads()
         here_s = self.seconds.get(stages.DATA, 0.0)
         rest_s = self.round_s - here_s
         least_loading_s = min(loading_s, means[0] + here_s * (count - 1) / count / workers)
         takes_s = 0.0 if threads + workers <= cores or is_gpu(self.recipe.device) else min(spent_s, cores * loading_s)
-        least_s = max(least_loading_s, rest_s + min(quick_s, slow_s), (rest_s + quick_s + takes_s) / cores)
+        least_s = max(least_loading_s, rest_s + quick_s, (rest_s + quick_s + takes_s) / cores)
         most_s = max(loading_s, rest_s + slow_s + takes_s)
         ends = self.round_s / most_s, self.round_s / least_s
         return Interval(math.sqrt(ends[0] * ends[1]), ends[0] * math.exp(-REST_ERROR), ends[1] * math.exp(REST_ERROR))

@@ -577,9 +577,8 @@ def _inside_work(facts: Facts, trace: Verdict, known: Collection[str]) -> tuple[
     parts = [stage for stage in facts.stages if stage.bound == "compute" and stage.name not in FIX_OF_STAGE]
     share = min(1.0, sum(stage.share for stage in parts))
     least = 1 - share if parts else 0.0
-    slowed = (
-        max(1.0, trace.step_s / float(facts.table.whole_s.mean())) if trace.step_s and facts.table.num_steps else 1.0
-    )
+    mean_s = float(facts.table.whole_s.mean()) if facts.table.num_steps else 0.0
+    slowed = max(1.0, trace.step_s / mean_s) if trace.step_s and mean_s else 1.0
     how = f"took {slowed:.1f} times as long" if slowed >= TELLING_SLOWDOWN else "recording slows down"
     inside, capped = [], []
     for gain in trace.gains:

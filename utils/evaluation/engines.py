@@ -197,7 +197,8 @@ class _Workplace:
             self._stack.callback(process.close)
             process.convert()
         except EngineFailed as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not self._receipt(folder):  # else another precision lies there from an earlier plan
+                shutil.rmtree(folder, ignore_errors=True)
             return error
         return process
 

@@ -313,7 +313,7 @@ def _trace(layout: Layout, manifest: Manifest) -> Trace | Missing:
     try:
         trace["verdict"] = Verdict.from_dict(trace["verdict"])
         return cast(Trace, shaped(trace, Trace))
-    except (LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         return Missing(f"{name} cannot be read: {error}")
 
 

@@ -7,7 +7,7 @@ from boundby.card import factor
 from boundby.formatting import NOTHING, clean, number, paragraph, table, times
 from boundby.roofline import Interval
 from boundby.verdict import Fix
-from utils.document import Span, VariantRow, Variants
+from utils.document import Exactness, Span, VariantRow, Variants
 from utils.plots import variants as plot
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.report.pictures import Content, Folded, show
@@ -130,12 +130,17 @@ def _beyond(found: Variants, chosen: VariantRow) -> str:
 def _unsure(found: Variants, chosen: VariantRow) -> str:
     """Return what was faster and kept enough labels, but of too few texts to be sure of all."""
     others = [row for row in measured(found) if row["against"] and found["texts"] < found["dataset_rows"]]
-    kept = [row for row in others if row["exactness"]["agreement"] >= found["min_agreement"]]
+    kept = [row for row in others if _keeps(row["exactness"], found)]
     fastest = max(kept, key=lambda row: row["texts_per_s"]["value"], default=chosen)
     if fastest["texts_per_s"]["value"] <= chosen["texts_per_s"]["value"]:
         return ""
     few = f"{found['texts']:,} texts are too few to allow it; variants.max_seconds gives time for more"
     return f" {fastest['words']} was faster, but {few}."
+
+
+def _keeps(exactness: Exactness, found: Variants) -> bool:
+    lost = -(exactness.get("accuracy_difference") or 0.0)
+    return exactness["agreement"] >= found["min_agreement"] and lost <= found["max_accuracy_drop"]
 
 
 def _row(found: Variants, name: str) -> VariantRow:

@@ -17,6 +17,7 @@ from boundby.inference import collate, tokenize, weight_bytes
 from boundby.inference.engines import ENGINES, Library, Session, convert, file_bytes, open_session, quantized
 from boundby.memory import MemoryMeter, free_bytes
 from utils import models
+from utils.errors import PipelineError
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
 
@@ -134,7 +135,7 @@ def _serve(connection: Connection, *arguments: Any) -> None:
 
 def told(error: BaseException) -> str:
     """Return what went wrong in one sentence: exporters wrap the reason into pages of advice."""
-    while error.__cause__ is not None:
+    while error.__cause__ is not None and not isinstance(error, PipelineError):
         error = error.__cause__
     is_full = isinstance(error, OSError) and error.errno in FULL
     if is_full or UNWRITTEN in str(error):
@@ -142,7 +143,7 @@ def told(error: BaseException) -> str:
         return f"its file cannot be written: {why}; output.results_dir names another disk"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return said if isinstance(error, EngineFailed) else f"{type(error).__name__}: {said}"
+    return said if isinstance(error, EngineFailed | PipelineError) else f"{type(error).__name__}: {said}"
 
 
 class _Serving:
