@@ -103,6 +103,7 @@ class ScriptRecorder:
 
     def _go_on(self) -> None:
         """Leave an evaluation, and end the step whose optimizer has stepped: the next one begins."""
+        self._evaluates_batches = False
         manager = self._manager
         if manager is None:
             return

@@ -173,6 +173,20 @@ def test_tf32_that_a_program_allows_by_torchs_other_setting_is_known_and_left(pl
         torch.set_float32_matmul_precision("highest")
 
 
+def test_bfloat16_products_that_a_program_allows_on_the_cpu_are_known_and_left():
+    place = torch.backends.mkldnn.matmul
+    before = place.fp32_precision
+    try:
+        place.fp32_precision = "bf16"
+        assert float32_precision() == "medium"
+        with matmul_precision("highest"):
+            assert float32_precision() == "highest"
+        assert (float32_precision(), place.fp32_precision) == ("medium", "bf16")
+    finally:
+        place.fp32_precision = before
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_a_mark_is_passed_once_the_gpu_has_come_to_it_and_a_call_is_timed_behind_the_backlog(cuda):
     queue = CudaQueue(FIRST)
     start = queue.mark()

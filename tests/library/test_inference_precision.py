@@ -208,6 +208,24 @@ def test_only_finite_logits_of_the_same_texts_are_compared():
     assert margins(np.array([[3.0, 1.0, 2.5], [0.0, 0.0, -1.0]])).tolist() == [0.5, 0.0]
 
 
+def test_labels_that_differ_in_exact_ties_alone_are_computed_again(model, tokenizer, texts):
+    class Flat(Paced):
+        def copy_of(self, model):
+            copy = super().copy_of(model)
+            for weight in copy.parameters():
+                weight.data = torch.zeros_like(weight)
+            return copy
+
+    everything = (FLOAT32, Flat("bfloat16", torch.bfloat16))
+    rule, sample = PrecisionRule("fastest", 1.0), Sample(texts, is_all=True)
+    choice = choose_precision(model, tokenizer, sample, rule, OPTIONS, CLOCK, everything)
+    report = next(each for each in choice.reports if each.precision == "bfloat16")
+    assert report.agreement < 1 and report.widest_flip == 0
+    predictor = Predictor(model, tokenizer, choice.options, texts, precisions={each.name: each for each in everything})
+    assert predictor.options.guard_margin > 0
+    assert predictor.predict(texts).labels.tolist() == choice.reference.argmax(axis=1).tolist()
+
+
 def test_no_flip_lies_beyond_the_margins_of_the_report():
     rng = np.random.default_rng(0)
     reference = rng.normal(size=(5000, 4))

@@ -24,6 +24,7 @@ from boundby.timer import Timer
 from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock
 from tests.tiny_models import LABELS
+from utils.errors import EnvironmentLacksError
 from utils.report import variants as section
 from utils.variants import operators, rounds
 from utils.variants.engines import EngineFailed, told
@@ -244,13 +245,16 @@ def test_a_reason_is_told_once_and_what_is_faster_but_unsure_is_named():
     rows = [row("as_it_comes", 100), row("slow", 50, operators=products), row("a", 200, against=few),
             row("b", 300, against=few)]  # fmt: skip
     found = {"variants": rows, "recommended": {"name": "as_it_comes"}, "texts": 30, "dataset_rows": 3000, "rounds": 2,
-             "threads": 1, "batch_size": 8, "doubts": [], "min_agreement": 0.99}  # fmt: skip
+             "threads": 1, "batch_size": 8, "doubts": [], "min_agreement": 0.99,
+             "max_accuracy_drop": 0.01}  # fmt: skip
     said = " ".join(" ".join(section.console_lines(found)).split())
     assert "not allowed: a; b: too few" in said and "b was faster, but 30 texts are too few to allow it" in said
     assert (
         "slow, 0.50× [0.50, 0.50] against as_it_comes: fewer tokens, since nothing is padded: products 2.00× slower"
         in said
     )
+    rows[3]["exactness"] = rows[3]["exactness"] | {"accuracy_difference": -0.05}
+    assert "b was faster" not in " ".join(section.console_lines(found)), "that it is worse is sure enough"
     found["dataset_rows"] = 30
     assert "are too few to allow" not in " ".join(section.console_lines(found))
 
@@ -265,6 +269,9 @@ def test_a_failure_is_told_by_its_cause_on_one_line():
     assert told(wrapped(ValueError("found conflicts:\n\n - a shape of 3\nmore"))) == (
         "ValueError: found conflicts: - a shape of 3"
     )
+    ours = EnvironmentLacksError("tiny: cpu has no memory for the model; use model.dtype=bfloat16")
+    ours.__cause__ = RuntimeError("DefaultCPUAllocator: not enough memory")
+    assert told(ours) == str(ours), "what we say has the way out in it"
     full = told(wrapped(OSError(errno.ENOSPC, "No space left on device")))
     assert full.startswith("its file cannot be written: No space left on device; output.results_dir")
     assert told(RuntimeError("basic_ios::clear: iostream error")).startswith(
