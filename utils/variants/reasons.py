@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from boundby.formatting import times
-from utils.document import Change, VariantRow
+from utils.document import Change, Factor, VariantRow
 
 Operators = dict[str, float]  # seconds by kind, which add up to the forward
 PRODUCTS, ATTENTION, CALLS, BETWEEN, ROUNDING = "products", "attention", "calls", "between", "rounding"
@@ -41,7 +41,7 @@ def sentence(row: VariantRow) -> str | None:
     if not before or not after:
         return None
     gain = row.get("gain_over_base")
-    if gain and (before > CHANGED * after if gain["high"] < 1 else after > CHANGED * before and gain["low"] > 1):
+    if gain and _contradicts(before / after, gain):
         return f"its operators on one batch do not show it: there they were {times(before / after)}× as fast"
     faster, slower, same, new = list[str](), list[str](), list[str](), list[str]()
     same_s = 0.0
@@ -65,6 +65,13 @@ def sentence(row: VariantRow) -> str | None:
     parts = gained + lost if after <= before else lost + gained
     said = "; ".join(part for part in (*parts, as_before) if part)
     return f"fewer tokens, since nothing is padded: {said}" if row.get("base") == "as_it_comes" else said
+
+
+def _contradicts(factor: float, gain: Factor) -> bool:
+    """Tell whether one batch got faster or slower by a factor that the gain over all texts does not have."""
+    if gain["low"] > 1 / CHANGED and gain["high"] < CHANGED:
+        return not CHANGED**-2 < factor < CHANGED**2
+    return factor > CHANGED if gain["high"] < 1 else gain["low"] > 1 and factor < 1 / CHANGED
 
 
 def _listed(words: Sequence[str], last: str) -> str:
