@@ -44,7 +44,8 @@ class Cause:
     rank: int | None = None
 
 
-WORK = ("compute", "memory", "launch")  # a wait inside the forward is work that waits for the host
+# A wait inside the forward is work that waits for the host; its seconds do not grow with the batch, as in slow logging.
+WORK = ("compute", "memory", "launch", "under_utilised")
 # TraceML has no kind for an optimizer: that its sentence names it counts. Nor has it one for tiny batches, where what
 # says that the machine is not used counts. H2D-BOUND it says of a GPU alone.
 CAUSES = {

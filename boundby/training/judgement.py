@@ -300,10 +300,17 @@ def judge_training(ranks: Sequence[StageTimes], trace: Verdict | None = None) ->
     are_matched = rank is None or straggler is not None or len(judged) < 2
     times = times_of[next(iter(judged)) if rank is None else rank]
     failed = tuple(times for times in ranks if times.status == "failed")
+    # A trace of a process that waits for the slow one says so, and nothing of the work that is slow.
+    of_work = None if straggler and trace and trace.bound == "communication" else trace
     verdict = _verdict(
-        Facts(times, table, trace, straggler, failed), tuple(doubts_on_ranks(times_of, judged, are_matched))
+        Facts(times, table, of_work, straggler, failed), tuple(doubts_on_ranks(times_of, judged, are_matched))
     )
-    return msgspec.structs.replace(verdict, ranks=tuple(times_of), rank=rank if len(times_of) > 1 else None)
+    return msgspec.structs.replace(
+        verdict,
+        ranks=tuple(times_of),
+        rank=rank if len(times_of) > 1 else None,
+        trace_bound=trace.bound if trace else None,
+    )
 
 
 def _verdict(facts: Facts, on_ranks: tuple[Doubt, ...]) -> TrainingVerdict:

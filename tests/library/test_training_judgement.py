@@ -434,6 +434,16 @@ def test_the_slow_process_is_the_one_that_waits_least(stage):
     assert "the others wait for rank 2" in str(found)
 
 
+def test_the_trace_of_one_that_waits_tells_nothing_of_the_work_of_the_slow_one():
+    overlap = Gain(Fix("hide_communication"), 5.0, "communication takes 40 of 50 ms")
+    slow = ranks(waiting(0.05), {**FAST, "forward": 0.06})
+    found = judge_training(slow, trace("communication", gains=(overlap,)))
+    assert (found.bound, found.rank, found.straggler.stage) == ("compute", 1, "forward")
+    assert (found.trace_bound, found.trace_agrees) == ("communication", None)
+    assert overlap.fix not in [gain.fix for gain in found.gains]
+    assert judge_training(slow, trace("memory")).bound == "memory"
+
+
 def test_two_processes_are_enough_a_small_difference_is_not_and_none_is_an_error():
     found = judge_training(ranks({**FAST, "data": 0.05}, waiting(0.049)))
     assert (found.straggler.rank, found.bound) == (0, "input")
