@@ -187,7 +187,7 @@ def _answers(card: Card, checks: Sequence[Check], there: Any) -> Iterator[tuple[
                 head = head or _received(ours, min(STARTS_S, left_s))
                 line = _received(ours, min(check.limit_s, left_s))
             except (EOFError, OSError) as error:
-                is_late = time.monotonic() > card.until
+                is_late = isinstance(error, TimeoutError) and time.monotonic() > card.until
                 reason = TIME_IS_UP if is_late else str(error) or "its process ended"
                 spent_s = time.monotonic() - began
                 line = Line(check.name, check.expected, "not here" if is_late else "failed", {}, spent_s, reason)
@@ -209,20 +209,18 @@ def _received(connection: Connection, seconds: float) -> Any:
 
 def _look_there(connection: Connection, card: Card, names: Sequence[str]) -> None:
     os.setsid()
-    connection.send(document(card, []))
+    connection.send(machine(card))
     for line in look(card, [check for check in CHECKS if check.name in names]):
         connection.send(line)
 
 
-def document(card: Card, lines: Sequence[Line]) -> dict[str, Any]:
-    """Return the lines with the machine and the versions, as plain values for JSON."""
+def machine(card: Card) -> dict[str, Any]:
+    """Return the card, the machine it is in and the versions, as plain values for JSON."""
     return {
-        "schema_version": 1,
         "device": describe(card.device),
         "machine": environment.machine(),
         "versions": environment.versions(),
         "settings": environment.settings(),
-        "checks": [asdict(line) for line in lines],
     }
 
 

@@ -220,8 +220,7 @@ class ScriptRecorder:
     def _before_forward(self, module: torch.nn.Module, *_: Any) -> None:
         if self._timer is not None:
             self._is_graph_of_eval = torch.is_grad_enabled() and not module.training
-            is_rollout = not torch.is_grad_enabled() and not self._evaluates_batches
-            is_training = module.training and (torch.is_grad_enabled() or is_rollout)
+            is_training = module.training and (torch.is_grad_enabled() or not self._evaluates_batches)
             is_training |= self._is_graph_of_eval and self._trains_in_eval
             self._guarded(*((self._begin, FORWARD) if is_training else (self._evaluate,)))
 
