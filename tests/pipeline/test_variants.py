@@ -27,7 +27,7 @@ from tests.tiny_models import LABELS
 from utils.errors import EnvironmentLacksError
 from utils.report import variants as section
 from utils.variants import operators, rounds
-from utils.variants.engines import EngineFailed, told
+from utils.variants.engines import EngineFailed, EngineProcess, told
 from utils.variants.reasons import beside, sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
 from utils.variants.rounds import Measured
@@ -193,6 +193,14 @@ def test_an_engine_that_cannot_be_had_costs_its_own_row_alone_and_leaves_no_file
     said = capsys.readouterr().out.split()
     missing = "not OpenVINO; OpenVINO bfloat16: openvino: not installed; bash setup_environment.sh --engines"
     assert missing in " ".join(said)  # once for both
+
+
+def test_a_library_that_does_not_load_is_said_to_be_at_fault_and_not_the_model(tmp_path, monkeypatch):
+    (tmp_path / "openvino.py").write_text("raise ImportError('libtbb.so: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = "^openvino is installed and cannot be loaded: ImportError: libtbb.so: cannot open shared object file$"
+    with pytest.raises(EngineFailed, match=said):
+        EngineProcess(None, "openvino", 64, tmp_path)
 
 
 def test_converted_models_give_the_labels_of_the_model_itself(tmp_path):

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -160,7 +161,11 @@ class _Serving:
         torch.set_num_threads(threads)
 
     def ready(self) -> None:
-        """Load what every call needs."""
+        """Load what every call needs. Raises EngineFailed where the library is there and does not load."""
+        try:
+            importlib.import_module(self._library)
+        except Exception as error:  # it may lack a library of the system
+            raise EngineFailed(f"{self._library} is installed and cannot be loaded: {told(error)}") from None
         self._tokenizer = models.load_tokenizer(self._source, self._trust)
 
     def convert(self) -> None:

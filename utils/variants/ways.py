@@ -122,15 +122,15 @@ class Workshop:
             raise self.failed[library]
         if wrong := obstacle(self.loaded, self.folder):
             raise Refused(*wrong)
-        process = EngineProcess(
-            self.loaded.source, library, self.max_length, self.folder / library, self.trust_remote_code
-        )
-        start = self.clock()
+        place, process = self.folder / library, None
         try:
+            process = EngineProcess(self.loaded.source, library, self.max_length, place, self.trust_remote_code)
+            start = self.clock()
             process.convert()
         except EngineFailed as error:
-            process.close()
-            shutil.rmtree(self.folder / library, ignore_errors=True)  # what it wrote in part takes the room of others
+            if process:
+                process.close()
+            shutil.rmtree(place, ignore_errors=True)  # what it wrote in part takes the room of others
             self.failed[library] = error
             raise
         self.engines[library] = process, self.clock() - start
