@@ -5,6 +5,7 @@ import errno
 import importlib
 import json
 import shutil
+import sys
 import unittest.mock
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ import torch
 
 from boundby.device import has_int8_products
 from boundby.inference import ExactnessReport, compare_logits
+from boundby.inference.engines import ENGINES, open_session
 from boundby.inference.precision import calibrate, to_int8
 from boundby.roofline import Interval
 from boundby.timer import Timer
@@ -31,7 +33,7 @@ from utils.variants.engines import EngineFailed, EngineProcess, told
 from utils.variants.reasons import beside, sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
 from utils.variants.rounds import Measured
-from utils.variants.ways import Refused, Variant, Way
+from utils.variants.ways import Refused, Variant, Way, called
 
 TOLERANCE = Tolerance(0.99, 0.01)
 LOGITS = np.eye(2, dtype=np.float32)
@@ -233,6 +235,24 @@ def test_the_reason_names_what_got_faster_and_what_did_not_and_of_a_loss_what_co
     assert sentence({"name": "int8", "words": "int8", "status": "measured", "operators": operators}) == said
 
 
+def test_a_model_that_cannot_be_packed_is_not_said_to_have_no_padding():
+    way = Way(lambda texts: LOGITS, 1, 1, "padded with a mask")
+    assert called(Variant("int8", "int8, without padding", lambda shop: way), way) == "int8, padded by tokens"
+    products = {"products": {"before_s": 1.0, "after_s": 0.5}}
+    assert sentence({"base": "as_it_comes", "how": way.how, "operators": products}).startswith("less padding: ")
+
+
+def test_a_converted_model_that_gives_logits_of_other_texts_is_refused(monkeypatch):
+    of_eight = SimpleNamespace(run=lambda names, inputs: [np.zeros((8, 2), dtype=np.float32)])
+    options = SimpleNamespace(add_session_config_entry=lambda key, value: None)
+    fake = SimpleNamespace(SessionOptions=lambda: options, InferenceSession=lambda *args, **settings: of_eight)
+    monkeypatch.setitem(sys.modules, "onnxruntime", fake)
+    session = open_session(Path("model.onnx"), ENGINES["onnxruntime"], 1)
+    assert session(np.ones((8, 3)), np.ones((8, 3))).shape == (8, 2)
+    with pytest.raises(ValueError, match="gives 8 rows of logits for 5 texts"):
+        session(np.ones((5, 3)), np.ones((5, 3)))
+
+
 def test_a_loss_that_its_operators_do_not_show_is_given_no_reason_of_theirs():
     row = {"name": "int8", "words": "int8", "operators": {"products": {"before_s": 1.2, "after_s": 1.0}}}
     assert sentence(row | {"gain_over_base": {"value": 1.1, "low": 0.9, "high": 1.3}}) == "products 1.20× faster"
@@ -284,6 +304,8 @@ def test_a_failure_is_told_by_its_cause_on_one_line():
     ours = EnvironmentLacksError("tiny: cpu has no memory for the model; use model.dtype=bfloat16")
     ours.__cause__ = RuntimeError("DefaultCPUAllocator: not enough memory")
     assert told(ours) == str(ours), "what we say has the way out in it"
+    placed = RuntimeError("Exception from src/infer_request.cpp:224:\nException from src/graph.cpp:1628:\nNode Add\n")
+    assert told(placed) == "RuntimeError: Node Add"
     full = told(wrapped(OSError(errno.ENOSPC, "No space left on device")))
     assert full.startswith("its file cannot be written: No space left on device; output.results_dir")
     assert told(RuntimeError("basic_ios::clear: iostream error")).startswith(

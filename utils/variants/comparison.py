@@ -25,7 +25,7 @@ from utils.models import LoadedModel
 from utils.variants import operators, reasons, rounds
 from utils.variants.recommendation import Candidate, Recommendation, Tolerance, recommend, won_back_after
 from utils.variants.rounds import Measured, Refusal
-from utils.variants.ways import REFERENCE, Variant, Workshop, variants
+from utils.variants.ways import REFERENCE, Variant, Workshop, called, variants
 
 SCHEMA_VERSION = 1
 PROBE_TEXTS = 64
@@ -189,7 +189,7 @@ def _row(each: Measured, found: Comparison, verdict: Verdict | None) -> VariantR
     predicted, at_most, tried = _foretold(variant.fix, verdict)
     return {
         "name": variant.name,
-        "words": variant.words,
+        "words": called(variant, each.way),
         "status": "measured",
         "fix": variant.fix and variant.fix.as_dict(),
         "how": each.way.how,

@@ -48,6 +48,7 @@ RefusalKind = Literal[
     "failed",
 ]
 REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: others are compared with them
+UNPADDED = "without padding"
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
 ENGINE_SIZES = (32, 64, 128)
 SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
@@ -190,7 +191,12 @@ def variants(device: torch.device, settings: Settings) -> list[Variant]:
 
 def _unpadded(variant: Variant) -> Variant:
     """Return it by the name that the report, the card and the picture have for it."""
-    return replace(variant, words=f"{variant.words}, without padding")
+    return replace(variant, words=f"{variant.words}, {UNPADDED}")
+
+
+def called(variant: Variant, way: Way) -> str:
+    """Return the words for a variant as it was made: the batches of a model that cannot be packed are padded."""
+    return variant.words.replace(UNPADDED, "padded by tokens") if way.how.startswith("padded") else variant.words
 
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
@@ -205,7 +211,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     return [
         Variant(REFERENCE, "padded, as they come", _as_they_come, base=None),
         Variant("sorted", "padded, by length", _sorted, base=REFERENCE),
-        Variant(PACKED, "without padding", _packed, REFERENCE, Fix("remove_padding"), settings=()),
+        Variant(PACKED, UNPADDED, _packed, REFERENCE, Fix("remove_padding"), settings=()),
         Variant("half_threads", fewer, partial(_with_threads, half), fix=of_threads,
                 settings=(), environment={"OMP_NUM_THREADS": str(half)}),
         Variant("float32_fast", "coarser products", partial(_in, "float32_fast"), fix=of_products,
