@@ -152,7 +152,7 @@ class Workshop:
             model, tokenizer = self.loaded.model, self.loaded.tokenizer
             made = Predictor(model, tokenizer, options, self.probe, precisions=ALL_PRECISIONS)
             if compiled and not made.compiled:
-                raise Refused("failed", made.doubts[-1])
+                raise Refused("failed", made.doubts[-1].removeprefix("not compiled: "))
             self.made[key] = made
         return self.made[key]
 
@@ -194,9 +194,10 @@ def _unpadded(variant: Variant) -> Variant:
     return replace(variant, words=f"{variant.words}, {UNPADDED}")
 
 
-def called(variant: Variant, way: Way) -> str:
-    """Return the words for a variant as it was made: the batches of a model that cannot be packed are padded."""
-    return variant.words.replace(UNPADDED, "padded by tokens") if way.how.startswith("padded") else variant.words
+def called(variant: Variant, way: Way | None) -> str:
+    """Return the words for a variant that is made this way: the batches of a model that cannot be packed are padded."""
+    is_padded = way is not None and way.how.startswith("padded")
+    return variant.words.replace(UNPADDED, "padded by tokens") if is_padded else variant.words
 
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
