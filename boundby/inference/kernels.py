@@ -5,7 +5,7 @@ Torch's own take a pass for each step, and its attention works on tiles that sho
 numba when they are first called, for the processor at hand, and kept on disk where numba keeps them. They calculate in
 float32 and take bfloat16 too; what is not finite stays so.
 
-`ImportError` on import: numba is not installed, and nothing of this can be used.
+`ImportError` on import: numba is not installed, or told not to compile, and nothing of this can be used.
 """
 
 import math
@@ -19,9 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
+
+if config.DISABLE_JIT:
+    raise ImportError("numba is told not to compile (NUMBA_DISABLE_JIT)")
 
 LANES = 16  # floats of a vector: LLVM splits it where the processor's are shorter
 ROWS_OF_A_SHARE = 256  # of a norm, at least: fewer are not worth another thread
