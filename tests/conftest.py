@@ -51,8 +51,7 @@ def _leaves_nothing_behind() -> Iterator[None]:
 
 
 def _is_ours(thread: threading.Thread) -> bool:
-    kept = "boundby-kernels"  # which wait for the next kernel, as OpenMP's threads do
-    return thread.name.startswith("boundby") and not thread.name.startswith(kept)
+    return thread.name.startswith("boundby")
 
 
 @pytest.fixture(autouse=True)

@@ -545,7 +545,7 @@ def _in_shares(units: int, work: Callable[[int, int], None], least: int = 1) -> 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), "boundby-kernels")
+    return ThreadPoolExecutor(os.cpu_count(), "kernels")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of the threads
