@@ -25,7 +25,7 @@ def has_kernels() -> bool:
     """Tell whether the kernels can be used here: numba is installed and compiles for this processor."""
     try:
         import boundby.inference.kernels  # noqa: F401
-    except (ImportError, OSError, RuntimeError):  # RuntimeError: LLVM does not know the processor
+    except (ImportError, OSError):  # OSError: the library of LLVM cannot be loaded
         return False
     return True
 
@@ -72,7 +72,7 @@ class ResidualNorm(nn.Module):
         """Return the norm of the product and the residual, which is the second argument."""
         product: torch.Tensor = self.dense(hidden_states)
         norm = self.norm
-        if takes(product, norm.weight) and product.is_contiguous() and product.dtype == input_tensor.dtype:
+        if takes(product, norm.weight) and product.is_contiguous() and product.shape == input_tensor.shape:
             torch.ops.boundby.add_norm_(product, input_tensor, norm.weight, norm.bias, norm.epsilon)
             return product
         summed: torch.Tensor = norm(product + input_tensor)
@@ -103,6 +103,8 @@ def join(model: nn.Module) -> None:
     for parent in list(model.modules()):
         _turn_in_place(parent)
         for name, child in list(parent.named_children()):
+            if child._forward_hooks or child._forward_pre_hooks or "forward" in vars(child):
+                continue  # somebody watches it, or has given it another forward
             for replacement, width, inputs in _replacements(child):
                 if _agree(child, replacement, width, inputs):
                     setattr(parent, name, replacement)
@@ -118,7 +120,7 @@ def _replacements(module: Any) -> Iterator[tuple[nn.Module, int, int]]:
         yield Norm(module, module.eps, is_centred=True), weight.numel(), 1
     elif {"dense", "LayerNorm"} <= set(children) <= {"dense", "LayerNorm", "dropout"} and has_kernels():
         dense, norm = children["dense"], children["LayerNorm"]
-        if type(dense) is nn.Linear and type(norm) is nn.LayerNorm:
+        if type(dense) is nn.Linear and type(norm) is nn.LayerNorm and norm.elementwise_affine:
             yield ResidualNorm(module), dense.in_features, 2
     elif set(children) == {"gate_proj", "up_proj", "down_proj", "act_fn"} and type(module.gate_proj) is nn.Linear:
         yield Gated(module), module.gate_proj.in_features, 1
@@ -128,7 +130,7 @@ def _turn_in_place(module: nn.Module) -> None:
     """Have what attends turn its queries and keys in place, where its forward calls a function for it that agrees."""
     forward = type(module).forward
     original = getattr(forward, "__globals__", {}).get(ROTATE)
-    if original is None or ROTATE not in forward.__code__.co_names or not has_kernels():
+    if original is None or ROTATE not in forward.__code__.co_names or "forward" in vars(module) or not has_kernels():
         return
     turn = partial(rotated, original)
     generator = torch.Generator().manual_seed(0)
@@ -145,6 +147,14 @@ def _turn_in_place(module: nn.Module) -> None:
         module.forward = MethodType(own, module)
 
 
+def turn_as_written(model: nn.Module) -> None:
+    """Take back the forwards that turn in place: torch's compiler looks for their function in the model's file."""
+    for module in model.modules():
+        own = vars(module).get("forward")
+        if isinstance(own, MethodType) and isinstance(own.__func__.__globals__.get(ROTATE), partial):
+            del module.forward
+
+
 def rotated(
     original: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     query: torch.Tensor,
@@ -155,10 +165,23 @@ def rotated(
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries and keys turned in place by a rotary embedding; by the `original` where the kernel cannot."""
-    can = not others and not named and cosine.dim() == 3 and len(cosine) == 1 and takes(cosine, cosine[0, 0])
+    can = (
+        not others
+        and named in ({}, {"unsqueeze_dim": 1})
+        and cosine.dim() == 3
+        and len(cosine) == 1
+        and takes(cosine, cosine[0, 0])
+    )
     for each in (query, key):
         fits = each.dim() == 4 and each.shape[::2] == cosine.shape[:2] and each.shape[-1] == cosine.shape[-1]
-        can = can and fits and each.stride(-1) == 1 and each.shape[-1] % (2 * LANES) == 0 and each.dtype in DTYPES
+        can = (
+            can
+            and fits
+            and each.stride(-1) == 1
+            and 0 not in each.stride()
+            and each.shape[-1] % (2 * LANES) == 0
+            and each.dtype in DTYPES
+        )
     if not can:
         return original(query, key, cosine, sine, *others, **named)
     for each in (query, key):
@@ -192,6 +215,8 @@ def takes(states: torch.Tensor, weight: torch.Tensor) -> bool:
         states.device.type == "cpu"
         and states.dtype in DTYPES
         and weight.dtype in DTYPES
+        and weight.shape == states.shape[-1:]
+        and weight.is_contiguous()
         and weight.numel() % LANES == 0
         and not torch.compiler.is_compiling()  # whose compiler joins what it sees
         and has_kernels()

@@ -3,32 +3,38 @@
 Torch's own take a pass for each step, and its attention works on tiles that short texts do not fill: 1,024 questions of
 15 tokens on average take 36 ms a layer with it and 12 with this one (docs/decisions.md). The loops are compiled by
 numba when they are first called, for the processor at hand, and kept on disk where numba keeps them. They calculate in
-float32 and take bfloat16 too; what is not finite stays so.
+float32 and take bfloat16 too; what is not finite stays so, but in bytes. An operator whose name ends with `_` writes
+into what it is given, and whoever keeps that sees it.
 
-`ImportError` on import: numba is not installed, or told not to compile, and nothing of this can be used.
+`ImportError` on import: numba is not installed or told not to compile, or the processor multiplies and adds in two
+steps; then nothing of this can be used.
 """
 
 import math
 import os
+import platform
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import config, njit, types
 from numba.core import cgutils
+from numba.core.errors import NumbaError
 from numba.extending import intrinsic, models, register_model
 
 if config.DISABLE_JIT:
     raise ImportError("numba is told not to compile (NUMBA_DISABLE_JIT)")
 
+if platform.machine() in ("x86_64", "AMD64") and not binding.get_host_cpu_features().get("fma"):
+    raise ImportError("this processor has no fused multiplication and addition; without it torch's kernels are faster")
+
 LANES = 16  # floats of a vector: LLVM splits it where the processor's are shorter
 ROWS_OF_A_SHARE = 256  # of a norm, at least: fewer are not worth another thread
-DTYPES = (torch.float32, torch.bfloat16)
 LARGEST_BYTE, LEAST_EXPONENT = 127.0, -126.0
 # Added to a float32 of small magnitude, it leaves the nearest whole number in the lowest bits: ties go to the even one.
 ROUNDER = 1.5 * 2.0**23
@@ -80,10 +86,16 @@ def _address(context: Any, builder: Any, kind: Any, array: Any, place: Any) -> A
     return builder.gep(context.make_array(kind)(context, builder, array).data, [place])
 
 
+def _require_halves(kind: Any) -> None:
+    if kind.dtype != types.uint16:
+        raise TypeError(f"the kernels take float32 and bfloat16, not {kind.dtype}")
+
+
 def _loaded(builder: Any, kind: Any, address: Any) -> Any:
     """Return sixteen values of an array of float32, or of bfloat16 in two bytes each."""
     if kind.dtype == types.float32:
         return builder.load(builder.bitcast(address, _FLOATS.as_pointer()), align=4)
+    _require_halves(kind)
     halves = builder.load(builder.bitcast(address, _HALVES.as_pointer()), align=2)
     return builder.bitcast(builder.shl(builder.zext(halves, _WORDS), _words(16)), _FLOATS)
 
@@ -93,6 +105,7 @@ def _stored(builder: Any, kind: Any, address: Any, values: Any) -> None:
     if kind.dtype == types.float32:
         builder.store(values, builder.bitcast(address, _FLOATS.as_pointer()), align=4)
         return
+    _require_halves(kind)
     bits = builder.bitcast(values, _WORDS)
     is_odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
     nearest = builder.add(bits, builder.add(is_odd, _words(0x7FFF)))
@@ -287,12 +300,14 @@ def transpose(
 # The loops. Arrays are flat, steps are in elements.
 
 
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
 def _compiled(function: Callable[..., None]) -> Any:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
-        return njit(function, cache=True, **options)
+        return njit(function, cache=True, **_OPTIONS)
     except (OSError, RuntimeError):  # there is no folder in which it could be kept
-        return njit(function, **options)
+        return njit(function, **_OPTIONS)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -456,11 +471,12 @@ def attention(
     longest = int(np.diff(places).max())
     factor = _F32(scale * math.log2(math.e))
 
-    def attend(first: int, last: int) -> None:
-        of = first * shared, last * shared
-        _run(_attend, *flat, steps, places, longest, of, shared, width, factor, min(before, tokens), min(after, tokens))
+    sides = min(before, tokens), min(after, tokens)
 
-    _in_shares(key.shape[1], attend)
+    def attend(first: int, last: int) -> None:
+        _run(_attend, *flat, steps, places, longest, (first, last), shared, width, factor, *sides)
+
+    _in_shares(heads, attend)
     return out
 
 
@@ -522,25 +538,46 @@ def _norm_rows(
 def _flat(tensor: torch.Tensor) -> np.ndarray:
     """Return the memory from the tensor's first element to its last: bfloat16 as numbers of two bytes."""
     span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.as_strided((span,), (1,))
+    flat = tensor.detach().as_strided((span,), (1,))
     return (flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat).numpy()
 
 
+_uncached: dict[Any, Any] = {}  # by what numba's cache has failed for
+
+
 def _run(kernel: Any, *given: Any) -> None:
+    """Run a kernel; without numba's cache where that fails: a full disk, or a damaged file, which raises anything.
+
+    Raises RuntimeError where it cannot be compiled.
+    """
+    if kernel not in _uncached:
+        try:
+            return kernel(*given)  # type: ignore[no-any-return]
+        except Exception:
+            _uncached[kernel] = njit(kernel.py_func, **_OPTIONS)
     try:
-        kernel(*given)
-    except OSError:  # it is compiled, and could not be kept: a full disk
-        kernel(*given)
+        _uncached[kernel](*given)
+    except NumbaError as error:
+        raise RuntimeError(f"numba cannot compile {kernel.__name__}: {str(error).splitlines()[0]}") from error
 
 
 def _in_shares(units: int, work: Callable[[int, int], None], least: int = 1) -> None:
     """Do the work from unit 0 to the last with as many threads as torch has in this one, at least so many in each."""
     shares = max(1, min(torch.get_num_threads(), units // least))
-    first, *others = pairwise(units * number // shares for number in range(shares + 1))
-    waiting = [_threads().submit(work, *each) for each in others]
-    work(*first)
-    for each in waiting:
-        each.result()
+    ends = list(pairwise(units * number // shares for number in range(shares + 1)))
+    waiting, mine = list[Future[None]](), ends[:1]
+    for each in ends[1:]:
+        try:
+            waiting.append(_threads().submit(work, *each))
+        except RuntimeError:  # Python is ending
+            mine.append(each)
+    try:
+        for each in mine:
+            work(*each)
+    finally:
+        wait(waiting)  # else they go on writing after an error here
+    for each_done in waiting:
+        each_done.result()
 
 
 @cache
@@ -548,7 +585,8 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), "kernels")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of the threads
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of the threads
 
 _library: Any = torch.library.Library("boundby", "DEF")  # type: ignore[no-untyped-call]
 for _function, _schema in (

@@ -25,6 +25,7 @@ from boundby.inference.batches import on_device
 
 GROUPED, VARLEN, UNMASKED = "boundby_grouped", "boundby_varlen", "boundby_unmasked"
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
+KEPT = 512  # tokens of a text whose mask is kept for the next layer, a quarter of a megabyte
 PROBED_ROWS = 256  # of a mask, in which it has to be a window; all of them where the longest text has no more tokens
 # What an attention call may carry without changing its result. The window is in the mask: `attention_window`.
 WITHOUT_EFFECT = frozenset(
@@ -160,9 +161,9 @@ def grouped_attention(
     if rows is not None:
         return _of_chosen(module, (query, key, value), rows, (before, after), settings.get("scaling")), None
     scale = settings.get("scaling")
-    if fused.can_attend(query, key, value):
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if scale > 0 and fused.can_attend(query, key, value):
         sides = (current.longest if side == UNLIMITED else side for side in (before, after))
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
         answer: torch.Tensor = torch.ops.boundby.attention(
             query, key, value, current.starts, current.pairs, scale, *sides
         )
@@ -215,9 +216,14 @@ def _of_chosen(
     return out
 
 
-@lru_cache(maxsize=32)
 def _visible(length: int, before: int, after: int, device: torch.device) -> torch.Tensor:
     """Return which tokens, `[queries, keys]`, see one another in a text of `length` tokens."""
+    make = _sees if length <= KEPT else _sees.__wrapped__  # the next layer asks for the same; of long texts it is large
+    return make(length, before, after, device)
+
+
+@lru_cache(maxsize=64)
+def _sees(length: int, before: int, after: int, device: torch.device) -> torch.Tensor:
     places = torch.arange(length, device=device)
     distance = places - places[:, None]
     sees = torch.ones(length, length, dtype=torch.bool, device=device)

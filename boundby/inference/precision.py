@@ -7,8 +7,8 @@ rounds to bfloat16: so it counts as reduced precision, and `matmul_effect` measu
 to the whole process; it holds during a forward and is set back afterwards.
 
 `float32_prepared` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
-float32 does whatever the process has set up. An activation takes no pass of its own, and a root-mean-square norm one
-instead of five. `bfloat16` on a CPU is prepared likewise.
+float32 does whatever the process has set up. An activation takes no pass of its own, and norms, residuals and rotary
+embeddings take one (`boundby.inference.fused`). `bfloat16` on a CPU is prepared likewise.
 
 `int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
 bits by the range that the texts of the self-check have there, so that oneDNN takes products, bias and activation in one

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from boundby.device import is_gpu, is_host
-from boundby.inference import last_layer, packing
+from boundby.inference import fused, last_layer, packing
 from boundby.inference.batches import Tokens, collate, on_device, packs, token_budget_batches
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
@@ -234,9 +234,12 @@ def candidates(
     ways: list[tuple[str, Callable[..., Strategy]]] = []
     has_known_head = _has_known_head(model)
     if has_known_head:
-        if is_gpu(model.device) and precision.dtype in HALF and packing.has_varlen():
+        takes_ours = getattr(
+            model, "_supports_attention_backend", True
+        )  # else transformers warns, and attends its own way
+        if takes_ours and is_gpu(model.device) and precision.dtype in HALF and packing.has_varlen():
             ways.append(("varlen", partial(Packed, attention=packing.VARLEN)))
-        if is_host(model.device):
+        if takes_ours and is_host(model.device):
             ways.append(("grouped", partial(Packed, attention=packing.GROUPED)))
         if is_causal(model):
             ways.append(("unmasked", partial(Padded, masked=False)))
@@ -260,6 +263,7 @@ def compile_layers(model: Any, *, but_last: bool) -> None:
     chosen = layers[:-1] if but_last else layers
     if not len(chosen):
         raise ValueError("the one layer is trimmed")
+    fused.turn_as_written(model)
     for layer in chosen:
         layer.compile(dynamic=True, backend=BACKEND, options=COMPILE_OPTIONS if BACKEND == "inductor" else None)
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from boundby.inference import fused, kernels
 from boundby.inference.packing import grouped_attention, pack
+from tests import classifiers
 
 GENERATOR = torch.Generator()
 LENGTHS = (82, 47, 33, 32, 17, 16, 15, 5, 1)
@@ -168,6 +169,19 @@ def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same(tmp_path: Path):
     assert said.stdout == f"{32 * 129.0}\n"
 
 
+def test_a_damaged_file_of_the_compiler_is_passed_over(tmp_path: Path):
+    code = (
+        "import torch; from boundby.inference import kernels\n"
+        "print(float(torch.ops.boundby.rounded(torch.ones(2, 16), None, torch.ones(16)).sum()))"
+    )
+    where = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        said = subprocess.run([sys.executable, "-c", code], env=where, capture_output=True, text=True, check=True)
+        assert said.stdout == f"{32 * 129.0}\n"
+        (index,) = tmp_path.rglob("*.nbi")
+        index.write_bytes(b"")
+
+
 @pytest.mark.parametrize("length", [3, 20, 70])
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 0), (9, 9), (-1, 3)])
 def test_without_numba_the_answers_are_the_same(window, length, monkeypatch):
@@ -182,7 +196,28 @@ def test_without_numba_the_answers_are_the_same(window, length, monkeypatch):
     assert not torch.equal(ours, plain) or length == 3  # two ways indeed
 
 
-def test_flops_of_attention_are_those_of_each_text(monkeypatch):
+def test_a_forward_that_somebody_put_in_or_watches_stays():
+    model = classifiers.build("qwen2", 12, None)
+    layers = model.model.layers
+    layers[0].self_attn.forward = put_in = lambda *_, **__: None
+    layers[0].mlp.register_forward_hook(lambda *_: None)
+    mlps = [layer.mlp for layer in layers]
+    fused.join(model)
+    assert layers[0].self_attn.forward is put_in and layers[0].mlp is mlps[0]
+    assert layers[1].mlp is not mlps[1] and "forward" in vars(layers[1].self_attn)
+    fused.turn_as_written(model)  # for torch's compiler
+    assert layers[0].self_attn.forward is put_in and "forward" not in vars(layers[1].self_attn)
+
+
+def test_memory_that_is_shared_between_values_is_left_to_torch():
+    states, wide = some(1, 4, 32), some(64)
+    assert fused.takes(states, some(32)) and not fused.takes(states, wide[::2]) and not fused.takes(states, wide)
+    key = some(1, 4, 1, 64).transpose(1, 2).expand(1, 3, 4, 64)
+    angles = some(2, 1, 4, 64)
+    assert fused.rotated(lambda *_: "the model's", key, key, *angles) == "the model's"
+
+
+def test_flops_of_attention_are_those_of_each_text():
     from boundby.work import operators
 
     states = some(3, 1, 4, 10, 16)
