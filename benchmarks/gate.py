@@ -7,6 +7,7 @@ each run has an offset of its own, as from another boot or layout of memory, whi
     python benchmarks/gate.py [RUNS]
 """
 
+import argparse
 import math
 import sys
 from collections.abc import Sequence
@@ -77,4 +78,6 @@ def main(runs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 500)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", metavar="RUNS", nargs="?", type=int, default=500)
+    main(parser.parse_args().runs)

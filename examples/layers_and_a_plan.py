@@ -3,6 +3,7 @@
 python examples/layers_and_a_plan.py [FOLDER]        # for the dashboard, else a new temporary one
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -17,9 +18,11 @@ from boundby.partition import ExecutionPlanner, Link, VirtualNode
 
 def main() -> None:
     """Print the longest blocks of a stack of layers, and the plan."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", nargs="?")
     layers = [torch.nn.Sequential(torch.nn.Linear(width, 512), torch.nn.GELU()) for width in (256, 512, 512, 512)]
     model, inputs = torch.nn.Sequential(*layers, torch.nn.Linear(512, 8)).eval(), torch.randn(64, 256)
-    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
+    folder = parser.parse_args().folder or tempfile.mkdtemp()
     with ObservabilityEngine(model, folder, {"model_name": "mine"}) as engine:
         engine.instrument()
         engine.warmup(inputs)

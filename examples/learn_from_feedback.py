@@ -5,6 +5,7 @@ A small policy learns to write tokens below ten; the reference keeps it near whe
 python examples/learn_from_feedback.py [FOLDER]        # make monitor shows FOLDER, if it lies in runs/
 """
 
+import argparse
 import copy
 import sys
 import tempfile
@@ -80,4 +81,6 @@ def learn(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    learn(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", nargs="?")
+    learn(parser.parse_args().folder or Path(tempfile.mkdtemp()))

@@ -3,6 +3,7 @@
 python examples/time_a_callable.py
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ ROUNDS, RUNS = 5, 20
 
 def main() -> None:
     """Print how long one encoder layer takes at batch size 8."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     device = pick_device("auto")
     layer = torch.nn.TransformerEncoderLayer(d_model=256, nhead=4, batch_first=True).to(device).eval()
     inputs = torch.randn(8, 64, 256, device=device)

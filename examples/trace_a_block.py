@@ -3,6 +3,7 @@
 python examples/trace_a_block.py
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ TOP = 5
 
 def main() -> None:
     """Print the operators of a small network's forward and backward."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     device = pick_device("auto")
     network = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 8)).to(device)
     inputs = torch.randn(64, 512, device=device)

@@ -3,6 +3,7 @@
 python examples/train_with_lightning.py [FOLDER]        # for the files, else a new temporary one
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -35,8 +36,10 @@ class Classifier(LightningModule):
 
 def main() -> None:
     """Fit a small network to random data; what was found is printed at the end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", nargs="?")
     rows = TensorDataset(torch.randn(2560, 64), torch.randint(4, (2560,)))
-    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
+    folder = parser.parse_args().folder or tempfile.mkdtemp()
     callback = ProfilerCallback(enabled=True, output_dir=folder, repeat_cycles=1, say=print)
     trainer = Trainer(
         max_epochs=1, callbacks=[callback], logger=False, enable_checkpointing=False, enable_progress_bar=False

@@ -3,6 +3,7 @@
 python examples/train_with_transformers.py [FOLDER]        # for the files, else a new temporary one
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -17,10 +18,12 @@ from boundby.integrations.transformers import ProfCallback
 
 def main() -> None:
     """Train a small model with random weights on random tokens; what was found is printed at the end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", nargs="?")
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     model = BertForSequenceClassification(BertConfig(vocab_size=500, num_labels=3, **sizes))
     rows = [{"input_ids": torch.randint(500, (32,)), "labels": torch.tensor(row % 3)} for row in range(320)]
-    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
+    folder = parser.parse_args().folder or tempfile.mkdtemp()
     callback = ProfCallback(output_dir=f"{folder}/profile", wait_steps=10, warmup_steps=2, active_steps=3, say=print)
     arguments = TrainingArguments(
         output_dir=folder, per_device_train_batch_size=8, num_train_epochs=1, report_to=[], disable_tqdm=True

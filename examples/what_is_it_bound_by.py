@@ -3,6 +3,7 @@
 python examples/what_is_it_bound_by.py
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from boundby.timer import Timer
 
 def main() -> None:
     """Print the verdict on a feed-forward block at two batch sizes."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     device = pick_device("auto")
     ceilings = measure(device, dtypes=("float32",))
     peak = ceilings.configured("float32")

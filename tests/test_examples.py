@@ -53,3 +53,13 @@ def test_the_examples_of_engine_planner_and_loops_run_and_say_what_they_found(
     assert not any(tmp_path.iterdir()), "nothing is left where it was run"
     named = [Path(word) for word in out.split() if word.startswith(str(kept))]
     assert named and all(path.exists() for path in named), "what it names can be opened afterwards"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_says_how_it_is_used_and_runs_nothing(example, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [example.name, "--help"])
+    with pytest.raises(SystemExit, match="^0$"):
+        runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out.startswith(f"usage: {example.name}") and not any(tmp_path.iterdir())

@@ -299,7 +299,7 @@ def _doubts(point: Point) -> Iterator[Doubt]:
         yield Doubt("noisy", text)
     elif point.is_noisy:
         text = (
-            f"the 95 % interval is +-{100 * interval.half_width:.1f} %, wider than {100 * point.half_width:.1f} %; "
+            f"the 95 % interval is ±{100 * interval.half_width:.1f} %, wider than {100 * point.half_width:.1f} %; "
             "quiet the machine or raise max_seconds_per_batch_size"
         )
         yield Doubt("noisy", text)
@@ -330,7 +330,7 @@ def _disturbed(visits: Sequence[Visit]) -> Iterator[Doubt]:
         texts.setdefault(disturbance.kind, []).append(disturbance.text)
     if texts:
         rounds = sum(bool(visit.disturbances) for visit in visits)
-        examples = "; ".join(f"{said[0]} (in {len(said)})" for said in texts.values())
+        examples = "; ".join(f"{said[0]}{f' (in {len(said)})' if len(texts) > 1 else ''}" for said in texts.values())
         yield Doubt("disturbed", f"{rounds} of {len(visits)} rounds: {examples}")
 
 

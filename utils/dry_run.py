@@ -99,7 +99,7 @@ def _decision(number: str, run: Run) -> steps.Decision:
 def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | None]:
     """Return how long the step took last time with these settings, or its budget, and what of it is not counted."""
     try:
-        earlier = steps.read(layout.receipt(number), steps.Receipt)
+        earlier = steps.receipt_in(layout.receipt(number))
     except (OSError, ValueError):
         earlier = None
     if earlier and earlier.seconds is not None and earlier.parts.config == steps.settings_of(number, config):

@@ -89,14 +89,15 @@ def told(found: MemoryForecast) -> str:
     if "bytes_per_sample" not in model:
         return "The largest batch that fits is not known: an earlier version told it otherwise."
     fitting = ", ".join(f"{_batch(batch)} in {batch['gb']} GB" for batch in found["fits"])
+    off = round(100 * max((batch["error"] for batch in found["fits"] if batch["samples"]), default=0))
     return (
         f"Batches of the longest texts ({tokens:,} tokens) take {model['fixed_bytes'] / GB:.2g} GB and "
-        f"{model['bytes_per_sample'] / 1e6:.2g} MB for each text. The largest that fit: {fitting}."
+        f"{model['bytes_per_sample'] / 1e6:.2g} MB for each text. The largest that fit: {fitting}"
+        f"{f'; the memory that this rests on may be off by {off} %' if off else ''}."
     )
 
 
 def _batch(batch: FittingBatch) -> str:
     if not batch["samples"]:
         return "none"
-    off = round(100 * batch["error"])
-    return f"{batch['samples']:,}{f' (memory off by up to {off}%)' if off else ''}"
+    return f"{batch['samples']:,}"

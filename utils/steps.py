@@ -85,6 +85,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     """What a finished step leaves, written last."""
 
     schema_version: int = SCHEMA_VERSION
+    boundby_version: str | None = __version__
     step: str
     status: str
     exit_code: int | None = None
@@ -93,6 +94,17 @@ class Receipt(msgspec.Struct, kw_only=True):
     fingerprint: str
     parts: Parts
     outputs: list[Output]
+
+
+class OtherReceipt(ValueError):
+    """A receipt that another version of the program wrote."""
+
+
+class _Writer(msgspec.Struct, frozen=True):
+    """What a receipt of any version says about itself."""
+
+    schema_version: object = None
+    boundby_version: object = None
 
 
 class Optimal(msgspec.Struct, frozen=True):
@@ -187,14 +199,14 @@ def decide(number: str, config: Config, layout: Layout) -> Decision:
     if number == "00":
         return Decision(True, "the environment is checked every time")
     try:
-        receipt = read(layout.receipt(number), Receipt)
+        receipt = receipt_in(layout.receipt(number))
     except OSError:
         started = layout.marker(number).exists()
         return Decision(True, "an earlier run did not finish" if started else "it has not run yet")
+    except OtherReceipt as error:
+        return Decision(True, str(error))
     except ValueError:
-        return Decision(True, "its receipt is damaged or of another version")
-    if receipt.schema_version != SCHEMA_VERSION:
-        return Decision(True, "its receipt is of another version")
+        return Decision(True, "its receipt is damaged")
     if receipt.status != "ok":
         return Decision(True, f"it ended with status {receipt.status}")
     reason = (
@@ -247,6 +259,18 @@ def finish(number: str, layout: Layout, recorded: Parts, **facts: Any) -> None:
 def read(path: Path, kind: type[Record]) -> Record:
     """Return the JSON of a file as a record. Raises OSError, and ValueError where it is not one."""
     return files.read_as(path, kind)
+
+
+def receipt_in(path: Path) -> Receipt:
+    """Return the receipt of a step. Raises OSError, OtherReceipt, and ValueError where it is damaged."""
+    head = read(path, _Writer)
+    if head.schema_version != SCHEMA_VERSION:
+        writer = f"Boundby {head.boundby_version}" if head.boundby_version else "another version of Boundby"
+        raise OtherReceipt(
+            f"its receipt was written by {writer} (schema version {head.schema_version}); "
+            f"this is Boundby {__version__}, which reads schema version {SCHEMA_VERSION}"
+        )
+    return read(path, Receipt)
 
 
 def record(number: str, layout: Layout, config: Config, status: Mapping[str, str | float | None]) -> None:

@@ -1,7 +1,8 @@
 """Texts in one row without padding: where each begins, and attention that stays inside each of them.
 
 On a GPU in half precision the kernel is torch's variable-length attention. Elsewhere texts of equal length stand
-together, and each such group is one plain attention: the products of all other layers see one long row.
+together, and each such group is one plain attention, where `boundby.inference.kernels` cannot take them all at once:
+the products of all other layers see one long row.
 
 Which tokens may see one another is what the model itself asks transformers for: `attention_window` is told the rule
 of each of its masks and reduces it to a window. All else that an attention call carries is honoured or, if it would
@@ -10,7 +11,7 @@ change the result, refused with `UnsupportedAttention`.
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -19,15 +20,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from boundby.inference import last_layer
+from boundby.inference import fused, last_layer
 from boundby.inference.batches import on_device
 
 GROUPED, VARLEN, UNMASKED = "boundby_grouped", "boundby_varlen", "boundby_unmasked"
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
 PROBED_ROWS = 256  # of a mask, in which it has to be a window; all of them where the longest text has no more tokens
-SHORT, LANES = 48, 16  # tokens: measured on a CPU with vectors of 16 floats
-QUERIES = 64  # tokens of a text that are attended for together, with the keys that they see
-WHOLE = 1024  # tokens from which torch's kernel itself leaves out keys that no query sees, 512 at a time
 # What an attention call may carry without changing its result. The window is in the mask: `attention_window`.
 WITHOUT_EFFECT = frozenset(
     ("cache_position", "deterministic", "max_length_k", "max_length_q", "position_ids", "sliding_window", "use_cache")
@@ -54,6 +52,11 @@ class Pack:
     groups: tuple[tuple[int, int, int], ...]
     longest: int
     is_causal: bool | None  # with a trimmed last layer: then each text ends with the token that the head reads
+
+    @property
+    def pairs(self) -> int:
+        """How many queries meet how many keys, each in its text, whatever a window hides."""
+        return sum(texts * length * length for _, texts, length in self.groups)
 
     def __enter__(self) -> "Pack":
         _local.pack = self
@@ -156,26 +159,24 @@ def grouped_attention(
     rows = last_layer.rows_of(module)
     if rows is not None:
         return _of_chosen(module, (query, key, value), rows, (before, after), settings.get("scaling")), None
+    scale = settings.get("scaling")
+    if fused.can_attend(query, key, value):
+        sides = (current.longest if side == UNLIMITED else side for side in (before, after))
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        answer: torch.Tensor = torch.ops.boundby.attention(
+            query, key, value, current.starts, current.pairs, scale, *sides
+        )
+        return answer, None
     heads = query.shape[1]
     out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
-    attend = partial(
-        functional.scaled_dot_product_attention, scale=settings.get("scaling"), enable_gqa=heads != key.shape[1]
-    )
+    attend = partial(functional.scaled_dot_product_attention, scale=scale, enable_gqa=heads != key.shape[1])
     for start, texts, length in current.groups:
         part = slice(start, start + texts * length)
         q, k, v = (_grouped(states, part, texts, length) for states in (query, key, value))
         reaches_start, reaches_end = not 0 <= before < length - 1, not 0 <= after < length - 1
-        answer = out[0, part].view(texts, length, heads, -1)
-        if _is_short(length, query.dtype) and k.shape[-1] == v.shape[-1]:
-            sides = UNLIMITED if reaches_start else before, UNLIMITED if reaches_end else after
-            answer.copy_(_short_attention(q, k, v, _added(length, *sides), settings.get("scaling")).transpose(1, 2))
-            continue
         is_causal = reaches_start and after == 0 and length > 1
-        if (reaches_start and reaches_end) or (is_causal and not QUERIES < length < WHOLE):
-            answer.copy_(attend(q, k, v, is_causal=is_causal).transpose(1, 2))
-            continue
-        for queries, keys, mask in _blocks(length, before, after):
-            answer[:, queries].copy_(attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], mask).transpose(1, 2))
+        mask = None if reaches_start and (reaches_end or is_causal) else _visible(length, before, after, query.device)
+        out[0, part].view(texts, length, heads, -1).copy_(attend(q, k, v, mask, is_causal=is_causal).transpose(1, 2))
     return out, None
 
 
@@ -212,64 +213,6 @@ def _of_chosen(
     out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
     out[0, rows] = answers
     return out
-
-
-def _blocks(length: int, before: int, after: int) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-    """Yield, of a text of `length` tokens, some queries at a time, the keys that they see, and what scores get added.
-
-    A kernel that is given all keys goes through those that a mask hides, too: 1.4 times as long for 200 causal tokens.
-    """
-    for first in range(0, length, QUERIES):
-        last = min(first + QUERIES, length)
-        start = 0 if before == UNLIMITED else max(0, first - before)
-        end = length if after == UNLIMITED else min(length, last + after)
-        yield slice(first, last), slice(start, end), _added_to(last - first, end - start, first - start, before, after)
-
-
-@lru_cache(maxsize=128)
-def _added_to(queries: int, keys: int, ahead: int, before: int, after: int) -> torch.Tensor:
-    """Return what is added to the scores of `queries` tokens, `[queries, keys]`, the first of them `ahead` of a key."""
-    distance = torch.arange(keys) - torch.arange(ahead, ahead + queries)[:, None]
-    hidden = torch.zeros(queries, keys, dtype=torch.bool)
-    if before != UNLIMITED:
-        hidden |= distance < -before
-    if after != UNLIMITED:
-        hidden |= distance > after
-    return torch.zeros(queries, keys, dtype=torch.float32).masked_fill_(hidden, -torch.inf)
-
-
-def _is_short(length: int, dtype: torch.dtype) -> bool:
-    """Tell whether texts of so many tokens are attended faster by products and a softmax over padded keys.
-
-    Torch's kernels take the keys beyond a multiple of 16 one by one, and convert half precision as they go.
-    """
-    return length < SHORT and (dtype != torch.float32 or length % LANES > LANES // 2)
-
-
-def _short_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: torch.Tensor, scale: float | None
-) -> torch.Tensor:
-    """Return attention of texts of one length, `[texts, heads, length, width]`, in float32.
-
-    `added` to the scores is 0 for the keys that a query sees, and minus infinity for others and beyond the length.
-    """
-    texts, heads, length, width = query.shape
-    alike = heads // key.shape[1]  # heads with the same keys: their queries are one matrix
-    keys, values = (
-        functional.pad(states.float(), (0, 0, 0, added.shape[1] - length)).flatten(0, 1) for states in (key, value)
-    )
-    queries = query.float().reshape(texts * key.shape[1], alike * length, width)
-    added = added.repeat(alike, 1) if alike > 1 else added
-    scores = torch.baddbmm(added, queries, keys.transpose(1, 2), alpha=width**-0.5 if scale is None else scale)
-    return torch.bmm(scores.softmax(dim=-1), values).view(texts, heads, length, width)
-
-
-@lru_cache(maxsize=64)
-def _added(length: int, before: int, after: int) -> torch.Tensor:
-    """Return what is added to the scores of a text of `length` tokens, `[length, keys]`: keys are padded."""
-    sees = _visible(length, before, after, torch.device("cpu"))
-    sees = functional.pad(sees, (0, -length % LANES))
-    return torch.where(sees, 0.0, -torch.inf)
 
 
 @lru_cache(maxsize=32)

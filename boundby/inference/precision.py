@@ -30,6 +30,7 @@ from torch import nn
 
 from boundby.ceilings import matmul_precision
 from boundby.device import fast_float32_products, has_bfloat16_products, has_int8_products, is_host
+from boundby.inference import fused
 from boundby.inference.reference import in_dtype
 
 INT8_LARGEST = 127
@@ -67,7 +68,15 @@ class Int8Linear(nn.Module):
             self._range = found if kept is None else torch.stack([kept[0].minimum(found[0]), kept[1].maximum(found[1])])
             result: torch.Tensor = layer(inputs) if activation is None else activation(layer(inputs))
             return result
-        rounded = inputs if inputs.dtype == torch.uint8 else _rounded(inputs, self.steps)
+        return self._product(inputs if inputs.dtype == torch.uint8 else _rounded(inputs, self.steps))
+
+    def of_product(self, inputs: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """Return the result for inputs * factor."""
+        if self._float is not None:
+            return self.forward(inputs * factor)
+        return self._product(_rounded(inputs, self.steps, factor))
+
+    def _product(self, rounded: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             rounded, *self._scale, self.packed, self.scales, self._zeros, self.bias, *self._result, *self._activation
         )
@@ -111,14 +120,20 @@ class Int8Linear(nn.Module):
 _local = threading.local()  # what this thread rounded last: queries, keys and values have one input
 
 
-def _rounded(inputs: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """Return the inputs in bytes, 128 for 0."""
+def _rounded(inputs: torch.Tensor, steps: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the inputs, times the factor if there is one, in bytes, 128 for 0."""
     last: tuple[torch.Tensor, ...] | None = getattr(_local, "last", None)
-    if last is not None and last[0] is inputs and last[1] is steps:
+    if last is not None and last[0] is inputs and last[1] is steps and factor is None:
         return last[2]
-    rounded = (inputs * steps).round_().clamp_(-INT8_LARGEST - 1, INT8_LARGEST).to(torch.int8)
-    rounded = rounded.view(torch.uint8).bitwise_xor_(INT8_LARGEST + 1)
-    _local.last = inputs, steps, rounded
+    rounded: torch.Tensor
+    if fused.takes(inputs, steps):
+        rounded = torch.ops.boundby.rounded(inputs, factor, steps)
+    else:
+        product = inputs * steps if factor is None else (inputs * factor).mul_(steps)
+        rounded = product.round_().clamp_(-INT8_LARGEST - 1, INT8_LARGEST).to(torch.int8)
+        rounded = rounded.view(torch.uint8).bitwise_xor_(INT8_LARGEST + 1)
+    if factor is None:
+        _local.last = inputs, steps, rounded
     return rounded
 
 
@@ -143,11 +158,11 @@ def to_int8(model: nn.Module) -> None:
     device = next(model.parameters()).device
     if not has_int8_products(device):
         raise ValueError(f"this {device.type.upper()} has no products of eight bits (VNNI, AMX) that torch can use")
-    found = _linear_layers(model)
-    if not found:
+    if not _linear_layers(model):
         raise ValueError("it has no linear layers to put into int8")
+    fused.join(model)
     followed = dict(FOLLOWED)
-    for parent, name, child in found:
+    for parent, name, child in _linear_layers(model):
         follower = getattr(parent, followed.get(name, ""), None)
         is_joined = type(follower).__name__ in ACTIVATIONS
         setattr(parent, name, Int8Linear(child, follower if is_joined else None))
@@ -158,7 +173,6 @@ def to_int8(model: nn.Module) -> None:
         for feeding, fed in FEEDING:
             if isinstance(names.get(feeding), Int8Linear) and isinstance(names.get(fed), Int8Linear):
                 names[feeding].feeds = (names[fed],)
-    _join_norms(model)
 
 
 def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
@@ -219,38 +233,14 @@ def prepare(model: nn.Module) -> None:
     layers = _linear_layers(model)
     if not layers or not can_prepare(layers[0][2].weight.device, layers[0][2].weight.dtype):
         return
+    fused.join(model)
     followed = dict(FOLLOWED)
-    for parent, name, child in layers:
+    for parent, name, child in _linear_layers(model):
         follower = getattr(parent, followed.get(name, ""), None)
         activation = ACTIVATIONS.get(type(follower).__name__)
         setattr(parent, name, PreparedLinear(child, activation or ("none", "")))
         if activation:
             setattr(parent, followed[name], nn.Identity())
-    _join_norms(model)
-
-
-class _JoinedNorm(nn.Module):
-    """A root-mean-square norm by torch's own, which passes over its input once."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight, self.variance_epsilon = norm.weight, norm.variance_epsilon
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
-
-
-def _join_norms(model: nn.Module) -> None:
-    """Put torch's root-mean-square norm in the place of those written out, where it gives the same."""
-    for parent in list(model.modules()):
-        for name, norm in parent.named_children():
-            weight = getattr(norm, "weight", None)
-            if hasattr(norm, "variance_epsilon") and isinstance(weight, nn.Parameter):
-                joined = _JoinedNorm(norm)
-                some = torch.linspace(-3, 3, 8 * weight.numel(), device=weight.device).view(8, -1).to(weight.dtype)
-                with torch.inference_mode():
-                    if torch.allclose(joined(some), norm(some)):
-                        setattr(parent, name, joined)
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -45,10 +45,10 @@ def test_starvation_is_more_than_a_fifth_of_the_last_hundred_steps_in_data():
     fifth = {"data": 2.0, "forward": 8.0}
     assert alerts.input_starvation(times_of([fifth] * 40)) is None
     said = alerts.input_starvation(times_of([{"data": 3.0, "forward": 7.0}] * 40))
-    assert said == "30% of the time of the last 40 steps went to the wait for the next batch"
+    assert said == "30 % of the time of the last 40 steps went to the wait for the next batch"
     hungry = {"data": 9.0, "forward": 1.0}
     assert alerts.input_starvation(times_of([hungry] * 200 + [USUAL] * 100)) is None
-    assert "90%" in (alerts.input_starvation(times_of([USUAL] * 200 + [hungry] * 100)) or "")
+    assert "90 %" in (alerts.input_starvation(times_of([USUAL] * 200 + [hungry] * 100)) or "")
     with pytest.raises(Unwatched, match="times no stage data"):
         alerts.input_starvation(times_of([{"forward": 1.0}] * 40))
 
@@ -155,7 +155,7 @@ def test_every_rule_is_stated_and_each_process_speaks_for_itself():
         "Throttling · Stalled run"
     )
     assert found["Input starvation"].alerts == (
-        "rank 1: 90% of the time of the last 40 steps went to the wait for the next batch",
+        "rank 1: 90 % of the time of the last 40 steps went to the wait for the next batch",
     )
     assert found["Slow step"].alerts == () and found["Slow step"].unwatched is None
     assert found["Throttling"].unwatched == "rank 0: the run records no metric gpu_clock_event_reasons"

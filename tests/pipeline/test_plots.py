@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
+from matplotlib.transforms import Bbox
 
 from boundby.trace import analyze, read_trace
 from boundby.trace.gaps import CAUSES
@@ -36,6 +37,7 @@ from utils.plots import (
     owners,
     style,
     timeline,
+    variants,
 )
 from utils.trace_analysis import document
 from utils.trace_analysis.traces import Examination, Examined
@@ -569,3 +571,42 @@ def test_distribution_has_all_predictions_right_ones_below_wrong_ones():
     assert heights == [sum(found.distribution.correct), 500 - sum(found.distribution.correct)]
     assert axes.get_title(loc="left") == "How sure it is: 500 predictions"
     assert [bar.get_hatch() for bar in axes.containers[1]][:1] == ["//"]  # not by colour alone
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(1000.0, 0.0)] * 15,
+        [(1000.0 + place, 1e-5 * place**2) for place in range(15)],
+        [(1000.0, -1e-3 * place) for place in range(12)],
+        [(300.0 + 30 * place, 0.0) for place in range(17)],
+        [(2000.0, 0.0), (2001.0, 0.0001), (1999.0, -0.02), (2000.0, -0.02), (20.0, 0.0), (20.0, 0.0), (20.0, -0.02)],
+    ],
+    ids=["equal", "close", "stacked", "in a row", "at the edges"],
+)
+def test_the_number_of_a_variant_hides_no_other_and_no_mark_wherever_they_lie(points):
+    names = ("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high")
+    rows: Any = [
+        {"name": f"{place}", "words": "a checkpoint with a name of more than forty letters", "against": None,
+         "texts_per_s": dict.fromkeys(("value", "low", "high"), speed), "weight_bytes": 23e6 * (1 + place % 4),
+         "exactness": dict.fromkeys(names, value)}
+        for place, (speed, value) in enumerate(points)
+    ]  # fmt: skip
+    found: Any = {"max_accuracy_drop": 0.01, "min_agreement": 0.99, "recommended": {"name": "3"}}
+    drawn = variants.figure(rows, style.Subject("a model", "on a machine", False), found)
+    drawn.draw_without_rendering()
+    axes, key = drawn.axes
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text().isdigit()}
+    marks = [
+        Bbox.from_bounds(*(axes.transData.transform(mark.get_offsets()[0]) - side / 2), side, side)
+        for mark in axes.collections
+        for side in [math.sqrt(mark.get_sizes()[0]) * drawn.dpi / 72]
+    ]
+    assert len(boxes) == len(marks) == len(points)
+    for number, box in boxes.items():
+        others = [other for name, other in boxes.items() if name != number]
+        assert box.count_overlaps([*marks, *others]) == 0, number
+        assert axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1), number
+    lines = [text.get_window_extent() for text in key.texts]
+    assert all(box.count_overlaps(lines) == 1 for box in lines), "of the key, with itself alone"
+    assert all(drawn.bbox.y0 <= box.y0 and box.x1 <= drawn.bbox.x1 for box in lines)

@@ -154,6 +154,14 @@ def test_hostile_names_neither_steer_the_terminal_nor_forge_lines(read):
     assert max(map(len, written.splitlines())) <= WIDTH
 
 
+def test_what_disturbed_the_chosen_batch_size_is_told_once(read):
+    rows, ceilings = results.cpu_rows([1]), "disturbed: the ceilings were measured while others computed"
+    rows[0]["doubts"] = ["disturbed: 12 of 16 rounds: others computed", "disturbed: others computed", ceilings]
+    rows[0]["doubt_kinds"] = ["disturbed"] * 3
+    written = section(read(results.document(rows, doubts=[ceilings])), "Doubts")
+    assert written.count("disturbed") == 2 and written.count("12 of 16 rounds") == written.count("ceilings") == 1
+
+
 def test_boundless_interval_is_no_figure(read):
     rows = results.cpu_rows([1])
     rows[0]["throughput_half_width_pct"] = 8.4e13

@@ -151,7 +151,7 @@ def test_token_lengths_of_many_texts_are_those_of_every_kth(monkeypatch):
         ([("x", "a"), ("y", "b"), (None, "a")], "1 row(s) were left out"),
         ([("x", "a"), ("y", "a")], "1 of the model's 2 labels never occur (b)"),
         ([("x", "a"), ("x", "a"), ("y", "b"), ("z", "b")], "25.0% of the rows repeat an earlier text"),
-        ([("x", "a"), ("x", "b")], "1 label(s) contradict another row with the same text"),
+        ([("x", "a"), ("x", "b")], "1 label contradicts another row with the same text"),
         ([*((f"x{index}", "a") for index in range(9)), ("y", "b")], "90.0% of the rows have one label"),
         ([("x", "A"), ("y", "b")], "differ from the model's in case"),
     ],

@@ -119,8 +119,9 @@ class DatasetStatistics:
                 f"{rests} on fewer texts than there are rows"
             )
         if self.contradicting_labels:
+            contradict = "labels contradict" if self.contradicting_labels > 1 else "label contradicts"
             found.append(
-                f"{self.contradicting_labels} label(s) contradict another row with the same text; "
+                f"{self.contradicting_labels} {contradict} another row with the same text; "
                 "no model can get all of these right"
             )
         if self.majority_share > MAJORITY_SHARE:

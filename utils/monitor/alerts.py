@@ -111,8 +111,8 @@ def slow_step(times: StageTimes) -> str | None:
 
 
 STARVED_RULE = (
-    f"Of the last {WINDOW} steps (at least {LEAST}) more than {STARVED_SHARE:.0%} of the time went to the wait for"
-    f" the next batch (stage {stages.DATA}). Where the device's times are known, only the wait that the device sat"
+    f"Of the last {WINDOW} steps (at least {LEAST}) more than {100 * STARVED_SHARE:.0f} % of the time went to the wait"
+    f" for the next batch (stage {stages.DATA}). Where the device's times are known, only the wait that the device sat"
     " through counts."
 )
 
@@ -128,7 +128,7 @@ def input_starvation(times: StageTimes) -> str | None:
     share = float(waited.sum() / table.host_s.sum())
     if share <= STARVED_SHARE:
         return None
-    return f"{share:.0%} of the time of the last {table.num_steps} steps went to the wait for the next batch"
+    return f"{100 * share:.0f} % of the time of the last {table.num_steps} steps went to the wait for the next batch"
 
 
 NOT_FINITE_RULE = (
@@ -218,8 +218,8 @@ def _values(times: StageTimes, metric: str) -> tuple[np.ndarray, np.ndarray]:
 GROWTH_RULE = (
     f"Of the last {GROWTH_VALUES} values of a memory metric (at least {GROWTH_LEAST}, without the first"
     f" {GROWTH_SKIPPED} steps of the run) every quarter has a higher median than the one before, and the last is"
-    f" {GROWTH_SHARE:.0%} and {GROWTH_BYTES >> 20} MiB above the first. Memory metrics end with _bytes and name one of:"
-    f" {', '.join(MEMORY_WORDS)}."
+    f" {100 * GROWTH_SHARE:.0f} % and {GROWTH_BYTES >> 20} MiB above the first. Memory metrics end with _bytes and name"
+    f" one of: {', '.join(MEMORY_WORDS)}."
 )
 
 

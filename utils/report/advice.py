@@ -112,9 +112,12 @@ def _variant(data: ReportData) -> Iterator[Advice]:
         return
     exactness, command = chosen["exactness"], variants.command(found, data)
     kept = f"{exactness['same_labels']:,} of {exactness['rows']:,} labels stay."
-    why = f"Tried over {found['texts']:,} texts, against padded batches as they come; {kept}"
+    is_alone = found["batch_size"] == 1  # there is no padding to leave out
+    compared = "one text at a time" if is_alone else "padded batches as they come"
+    why = f"Tried over {found['texts']:,} texts, against {compared}; {kept}"
     why += "" if command else " The pass over the whole set runs that way already."
-    title = f"Use {chosen['words']}" if command else "Leave out the padding"
+    packed = "Compute several texts at once, without padding" if is_alone else "Leave out the padding"
+    title = f"Use {chosen['words']}" if command else packed
     yield Advice(SPEED, title, why, command, Interval(**chosen["gain"]), is_measured=True)
 
 

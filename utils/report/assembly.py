@@ -89,7 +89,7 @@ def write(run: Run) -> Written:
 def renew(run: Run) -> bool:
     """Write the report anew where step 04 has written one, and tell whether it has; its receipt is then of this one."""
     try:
-        earlier = steps.read(run.layout.receipt(STEP), steps.Receipt)
+        earlier = steps.receipt_in(run.layout.receipt(STEP))
     except (OSError, ValueError):
         return False
     write(run)

@@ -41,8 +41,7 @@ def every(data: ReportData) -> list[str]:
 
 def of_the_answer(data: ReportData) -> list[str]:
     """Return those that touch the card: of the data, of the chosen batch size, of the pass over all texts."""
-    own = [f"batch size {data.chosen['batch_size']}: {doubt}" for doubt in data.chosen["doubts"]] if data.chosen else []
-    return [*data.document["doubts"], *_settings(data), *_agreement(data), *own, *_full(data)]
+    return [*data.document["doubts"], *_settings(data), *_agreement(data), *_of_chosen(data), *_full(data)]
 
 
 def in_brief(data: ReportData) -> list[str]:
@@ -54,6 +53,19 @@ def in_brief(data: ReportData) -> list[str]:
     kinds = row.get("doubt_kinds", []) if row else []
     words = [text for kind, text in BRIEF.items() if kind in kinds][:SHOWN_KINDS]
     return [*([f"the times of batch size {row['batch_size']} {listed(words)}"] if row and words else []), *brief]
+
+
+def _of_chosen(data: ReportData) -> list[str]:
+    """Return the doubts of the chosen batch size, disturbed times once: replays and trials say the same again."""
+    if not data.chosen:
+        return []
+    known, said = list(data.document["doubts"]), list[str]()
+    for doubt in data.chosen["doubts"]:
+        kind = doubt.partition(":")[0]
+        if doubt in known or (kind == "disturbed" and any(each.startswith("disturbed:") for each in said)):
+            continue
+        said.append(doubt)
+    return [f"batch size {data.chosen['batch_size']}: {doubt}" for doubt in said]
 
 
 def _settings(data: ReportData) -> list[str]:

@@ -192,7 +192,9 @@ def _how(found: Variants) -> str:
     texts, rows = found["texts"], found["dataset_rows"]
     which = f"all {texts:,} texts" if texts == rows else f"{texts:,} of {rows:,} texts (a seeded sample)"
     turns = f"in turns of {found['rounds']} rounds, on {_threads(found)}"
-    reference = f"padded batches of {found['batch_size']} in float32 are the reference"
+    size = found["batch_size"]
+    compared = "one text at a time" if size == 1 else f"padded batches of {size}"
+    reference = f"{compared} in float32 are the reference"
     return f"Each variant ran {which}, tokenizing included, {turns}; {reference}."
 
 

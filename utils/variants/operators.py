@@ -19,13 +19,13 @@ from utils.variants.rounds import Measured
 
 NAMED = {
     PRODUCTS: ("mm", "addmm", "linear", "_linear_pointwise", "_mkl_linear", "qlinear_pointwise"),
-    ATTENTION: ("scaled_dot_product", "bmm", "baddbmm", "_softmax", "_safe_softmax"),
-    "norm": ("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm"),
+    ATTENTION: ("scaled_dot_product", "attention", "bmm", "baddbmm", "_softmax", "_safe_softmax"),
+    "norm": ("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "norm", "add_norm_"),
     "activation": ("gelu", "silu", "tanh", "relu", "sigmoid"),
     "copies": ("copy_", "clone", "cat", "index", "index_select", "embedding", "gather", "stack"),
 }
 # What an eight-bit product does to its inputs and results, in programs that have one.
-EIGHT_BITS = ("mul", "round_", "clamp_", "_to_copy", "bitwise_xor_")
+EIGHT_BITS = ("mul", "round_", "clamp_", "_to_copy", "bitwise_xor_", "rounded")
 ROUNDS, MOST_ROUNDS = 3, 15
 PASSES = 2 * (ROUNDS + 1) + 2  # of each variant, with the recording and its first run
 SHARE = 0.1  # of the time that is left
