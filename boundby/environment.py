@@ -11,7 +11,17 @@ from typing import Any
 from boundby.disturbance import CGROUP, usable_cpus
 from boundby.files import process_space, sha256_of
 
-PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "numba", "pandas", "scikit-learn", "safetensors")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "numba",
+    "pandas",
+    "scikit-learn",
+    "safetensors",
+)
 SETTINGS = (  # environment variables that change numbers; their values are harmless
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
