@@ -122,7 +122,22 @@ def quantized(path: Path, engine: Engine, texts: Iterable[np.ndarray]) -> Path:
 
 
 def open_session(path: Path, engine: Engine, threads: int) -> Session:
-    """Return what gives logits by the model at `path`, on so many threads that do not spin while they wait."""
+    """Return what gives logits by the model at `path`, on so many threads that do not spin while they wait.
+
+    It raises ValueError where a model that was converted for other sizes gives logits of so many texts.
+    """
+    infer = _inference(path, engine, threads)
+
+    def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        found = infer(ids, mask)
+        if len(found) != len(ids):
+            raise ValueError(f"the converted model gives {len(found)} rows of logits for {len(ids)} texts")
+        return found
+
+    return logits
+
+
+def _inference(path: Path, engine: Engine, threads: int) -> Session:
     if engine.library == "onnxruntime":
         import onnxruntime
 

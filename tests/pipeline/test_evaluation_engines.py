@@ -101,7 +101,7 @@ def test_an_engine_that_surely_wins_computes_every_row_and_is_converted_once(set
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"turns": LEVEL}, "no sure gain"),
     ({"scale": -1.0}, "its logits differ from the stock forward's"),
-    ({"share": 0.1}, "OpenVINO was not tried: getting it ready takes about 15 s, all texts about 0 s"),
+    ({"share": 0.1}, "OpenVINO was not tried: getting it ready takes about 15 s and comparing it "),
     ({"room": 1000}, "not OpenVINO: the converted model takes"),
 ], ids=["no faster", "other logits", "too few texts", "no room"])  # fmt: skip
 def test_an_engine_that_does_not_win_leaves_ours_a_reason_and_no_files(
@@ -116,6 +116,27 @@ def test_an_engine_that_does_not_win_leaves_ours_a_reason_and_no_files(
     assert made.choices.precision == "float32" and made.choices.converted is None
     assert made.reasons.engine.name is None and reason in made.reasons.engine.reason
     assert not list((tmp_path / "converted").glob("*"))
+
+
+def test_converting_counts_for_each_precision_of_a_library(settings, engine, tmp_path, monkeypatch):
+    clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
+
+    def make(process: object, name: str, calibration: list[str]) -> None:
+        clock.now_s += 5.0
+        if name == "openvino_int8":
+            raise engines.EngineFailed("no range was found")
+
+    def convert(process: Any) -> None:
+        clock.now_s += 20.0
+        process.folder.mkdir(parents=True)
+        (process.folder / "model.xml").write_text("converted")
+
+    monkeypatch.setattr(engines, "time", clock)
+    monkeypatch.setitem(ENGINES, "openvino_int8", replace(ENGINES["openvino_int8"], packages=()))
+    monkeypatch.setattr(engines.EngineProcess, "convert", convert)
+    monkeypatch.setattr(engines.EngineProcess, "open", make)
+    assert workplace.evaluate(asked(settings, tmp_path), "plan") == [0]
+    assert planned(tmp_path).reasons.engine.convert_s == 25.0  # of which int8, tried before, had spent 20
 
 
 def test_a_conversion_that_fails_is_made_once_for_all_precisions_and_told_once(settings, engine, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import errno
 import importlib
 import json
 import shutil
+import sys
 import unittest.mock
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ import torch
 
 from boundby.device import has_int8_products
 from boundby.inference import ExactnessReport, compare_logits
+from boundby.inference.engines import ENGINES, open_session
 from boundby.inference.precision import calibrate, to_int8
 from boundby.roofline import Interval
 from boundby.timer import Timer
@@ -27,11 +29,11 @@ from tests.tiny_models import LABELS
 from utils.errors import EnvironmentLacksError
 from utils.report import variants as section
 from utils.variants import operators, rounds
-from utils.variants.engines import EngineFailed, told
+from utils.variants.engines import EngineFailed, EngineProcess, told
 from utils.variants.reasons import beside, sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
 from utils.variants.rounds import Measured
-from utils.variants.ways import Refused, Variant, Way
+from utils.variants.ways import Refused, Variant, Way, called
 
 TOLERANCE = Tolerance(0.99, 0.01)
 LOGITS = np.eye(2, dtype=np.float32)
@@ -195,6 +197,14 @@ def test_an_engine_that_cannot_be_had_costs_its_own_row_alone_and_leaves_no_file
     assert missing in " ".join(said)  # once for both
 
 
+def test_a_library_that_does_not_load_is_said_to_be_at_fault_and_not_the_model(tmp_path, monkeypatch):
+    (tmp_path / "openvino.py").write_text("raise ImportError('libtbb.so: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = "^openvino is installed and cannot be loaded: ImportError: libtbb.so: cannot open shared object file$"
+    with pytest.raises(EngineFailed, match=said):
+        EngineProcess(None, "openvino", 64, tmp_path)
+
+
 def test_converted_models_give_the_labels_of_the_model_itself(tmp_path):
     for name in ("onnxruntime", "onnxscript", "openvino", "nncf"):
         pytest.importorskip(name, reason="setup/requirements-engines.txt is not installed")
@@ -223,6 +233,24 @@ SLOW_ROUNDING = {"products": (0.5, 0.4), "norm": (0.5, 0.5), "rounding": (0.0, 0
 def test_the_reason_names_what_got_faster_and_what_did_not_and_of_a_loss_what_costs_first(changes, said):
     operators = {kind: {"before_s": before, "after_s": after} for kind, (before, after) in changes.items()}
     assert sentence({"name": "int8", "words": "int8", "status": "measured", "operators": operators}) == said
+
+
+def test_a_model_that_cannot_be_packed_is_not_said_to_have_no_padding():
+    way = Way(lambda texts: LOGITS, 1, 1, "padded with a mask")
+    assert called(Variant("int8", "int8, without padding", lambda shop: way), way) == "int8, padded by tokens"
+    products = {"products": {"before_s": 1.0, "after_s": 0.5}}
+    assert sentence({"base": "as_it_comes", "how": way.how, "operators": products}).startswith("less padding: ")
+
+
+def test_a_converted_model_that_gives_logits_of_other_texts_is_refused(monkeypatch):
+    of_eight = SimpleNamespace(run=lambda names, inputs: [np.zeros((8, 2), dtype=np.float32)])
+    options = SimpleNamespace(add_session_config_entry=lambda key, value: None)
+    fake = SimpleNamespace(SessionOptions=lambda: options, InferenceSession=lambda *args, **settings: of_eight)
+    monkeypatch.setitem(sys.modules, "onnxruntime", fake)
+    session = open_session(Path("model.onnx"), ENGINES["onnxruntime"], 1)
+    assert session(np.ones((8, 3)), np.ones((8, 3))).shape == (8, 2)
+    with pytest.raises(ValueError, match="gives 8 rows of logits for 5 texts"):
+        session(np.ones((5, 3)), np.ones((5, 3)))
 
 
 def test_a_loss_that_its_operators_do_not_show_is_given_no_reason_of_theirs():
@@ -276,6 +304,8 @@ def test_a_failure_is_told_by_its_cause_on_one_line():
     ours = EnvironmentLacksError("tiny: cpu has no memory for the model; use model.dtype=bfloat16")
     ours.__cause__ = RuntimeError("DefaultCPUAllocator: not enough memory")
     assert told(ours) == str(ours), "what we say has the way out in it"
+    placed = RuntimeError("Exception from src/infer_request.cpp:224:\nException from src/graph.cpp:1628:\nNode Add\n")
+    assert told(placed) == "RuntimeError: Node Add"
     full = told(wrapped(OSError(errno.ENOSPC, "No space left on device")))
     assert full.startswith("its file cannot be written: No space left on device; output.results_dir")
     assert told(RuntimeError("basic_ios::clear: iostream error")).startswith(

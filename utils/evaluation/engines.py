@@ -80,16 +80,16 @@ def choose(
         names = [name for name in names if ENGINES[name].precision != "bfloat16"]
     texts = sample.check_texts or sample.texts
     start, reasons = time.perf_counter(), list[str]()
-    left_s = SHARE * whole_s - PASSES * own.predict(sample.texts).seconds.total_s
+    compared_s = PASSES * own.predict(sample.texts).seconds.total_s
     offered: dict[str, tuple[Precision, Path, float]] = {}
     failed: dict[str, list[str]] = {}
     with ExitStack() as stack:
         workplace = _Workplace(loaded, own, texts, shelf, stack)
         for name in names:
             words, needs_s = ENGINES[name].words, workplace.needs_s(name)
-            if time.perf_counter() - start + needs_s > left_s:
-                reasons.append(f"{words} was not tried: getting it ready takes about {needs_s:.0f} s, all texts about "
-                               f"{whole_s:.0f} s")  # fmt: skip
+            if time.perf_counter() - start + needs_s + compared_s > SHARE * whole_s:
+                reasons.append(f"{words} was not tried: getting it ready takes about {needs_s:.0f} s and comparing it "
+                               f"{compared_s:.0f} s, all texts about {whole_s:.0f} s")  # fmt: skip
                 break
             try:
                 file, seconds = workplace.file(name)
@@ -159,6 +159,7 @@ class _Workplace:
         self._probe = [texts[row] for row in order]
         self._calibration = list(texts[:MOST_CALIBRATION])
         self._processes: dict[str, EngineProcess | EngineFailed] = {}
+        self._converting_s: dict[str, float] = {}
 
     def needs_s(self, name: str) -> float:
         """Return about how long it takes to get an engine ready; 0 where it lies on the shelf."""
@@ -169,7 +170,10 @@ class _Workplace:
         return converting + (ENGINE_S[name] if ENGINES[name].precision == "int8" else 0.0)
 
     def file(self, name: str) -> tuple[Path, float]:
-        """Return the file of this engine, and the seconds that making it took now. Raises EngineFailed."""
+        """Return the file of this engine, and the seconds that it took now to make. Raises EngineFailed.
+
+        What several precisions of a library need, converting, counts for each: one of them alone would need it too.
+        """
         engine, folder = ENGINES[name], self._folder(name)
         path = file_of(folder, engine.library, engine.precision)
         if self._kept(name):
@@ -179,13 +183,15 @@ class _Workplace:
         start = time.perf_counter()
         if engine.library not in self._processes:
             self._processes[engine.library] = self._converted(engine.library, folder)
+            self._converting_s[engine.library] = time.perf_counter() - start
+            start = time.perf_counter()
         process = self._processes[engine.library]
         if isinstance(process, EngineFailed):
             raise process
         process.open(name, self._calibration if engine.calibrated else ())
         process.logits(name, self._probe, len(self._probe))  # one that ends its process does not end this one
         files.write_json(folder / RECEIPT, {**self._receipt(folder), name: _sha256(path)})
-        return path, time.perf_counter() - start
+        return path, self._converting_s[engine.library] + time.perf_counter() - start
 
     def _converted(self, library: Library, folder: Path) -> EngineProcess | EngineFailed:
         """Return the process that converted the model, or why it could not: it is asked once for all precisions."""

@@ -109,7 +109,8 @@ def _recommended(found: Variants) -> str:
     kept += "" if change is None else f", accuracy {100 * change:+.2f} points"
     gained = factor(Interval(**row["gain"]))
     if row["gain"]["low"] <= 1:
-        kept = f"Keep the pipeline as it is, {row['words']}: nothing that keeps enough labels is surely faster."
+        none = "no way of its own that keeps enough labels is surely faster"
+        kept = f"Keep the pipeline as it is, {row['words']}: {none}."
         return kept + _beyond(found, row) + _unsure(found, row)
     used = f"Use {row['words']}: {gained} the texts per second of padded batches as they come; {kept}."
     return used + _beyond(found, row) + _unsure(found, row)

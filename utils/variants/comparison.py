@@ -25,7 +25,7 @@ from utils.models import LoadedModel
 from utils.variants import operators, reasons, rounds
 from utils.variants.recommendation import Candidate, Recommendation, Tolerance, recommend, won_back_after
 from utils.variants.rounds import Measured, Refusal
-from utils.variants.ways import REFERENCE, Variant, Workshop, variants
+from utils.variants.ways import PACKED, REFERENCE, Variant, Way, Workshop, called, variants
 
 SCHEMA_VERSION = 1
 PROBE_TEXTS = 64
@@ -154,6 +154,7 @@ def _document(
     settings, price = run.config.variants, run.config.pod.price_per_hour
     measured = {each.variant.name: _row(each, found, verdict) for each in found.made}
     candidates = [_candidate(each, found) for each in found.made]
+    own = next((each.way for each in found.made if each.variant.name == PACKED), None)
     factors = {(a.variant.name, b.variant.name): a.over(b) for a in found.made for b in found.made}
     chosen = recommend(candidates, factors, Tolerance(settings.min_agreement, settings.max_accuracy_drop))
     for each in candidates:
@@ -174,7 +175,7 @@ def _document(
         "seconds": 0.0,
         "min_agreement": settings.min_agreement,
         "max_accuracy_drop": settings.max_accuracy_drop,
-        "variants": [measured.get(each.name) or _refused(each, found.refused[each.name]) for each in listed],
+        "variants": [measured.get(each.name) or _refused(each, own, found.refused[each.name]) for each in listed],
         "recommended": _as_recommended(chosen, listed),
         "doubts": found.doubts,
     }
@@ -189,7 +190,7 @@ def _row(each: Measured, found: Comparison, verdict: Verdict | None) -> VariantR
     predicted, at_most, tried = _foretold(variant.fix, verdict)
     return {
         "name": variant.name,
-        "words": variant.words,
+        "words": called(variant, each.way),
         "status": "measured",
         "fix": variant.fix and variant.fix.as_dict(),
         "how": each.way.how,
@@ -252,10 +253,10 @@ def _as_recommended(chosen: Recommendation, listed: Sequence[Variant]) -> Recomm
     }
 
 
-def _refused(variant: Variant, refusal: Refusal) -> VariantRow:
+def _refused(variant: Variant, own: Way | None, refusal: Refusal) -> VariantRow:
     return {
         "name": variant.name,
-        "words": variant.words,
+        "words": called(variant, own),
         "status": "refused",
         "why": refusal.why,
         "reason": refusal.text,

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -28,6 +29,7 @@ FILES = 2  # of that size at most lie on the disk: in float32 and in eight bits
 MOST_S = 900.0  # for one answer
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITTEN = "iostream error"  # all that OpenVINO says of a full disk
+WHERE = "Exception from "  # a line of its sources, as OpenVINO begins
 LAST_S = 5.0  # to end
 CPU = torch.device("cpu")
 
@@ -141,7 +143,8 @@ def told(error: BaseException) -> str:
     if is_full or UNWRITTEN in str(error):
         why = error.strerror if isinstance(error, OSError) else "the disk is full, or files may not be so large"
         return f"its file cannot be written: {why}; output.results_dir names another disk"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in said if not line.startswith(WHERE)] or said or ["no reason given"]
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return said if isinstance(error, EngineFailed | PipelineError) else f"{type(error).__name__}: {said}"
 
@@ -160,7 +163,11 @@ class _Serving:
         torch.set_num_threads(threads)
 
     def ready(self) -> None:
-        """Load what every call needs."""
+        """Load what every call needs. Raises EngineFailed where the library is there and does not load."""
+        try:
+            importlib.import_module(self._library)
+        except Exception as error:  # it may lack a library of the system
+            raise EngineFailed(f"{self._library} is installed and cannot be loaded: {told(error)}") from None
         self._tokenizer = models.load_tokenizer(self._source, self._trust)
 
     def convert(self) -> None:

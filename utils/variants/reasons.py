@@ -64,7 +64,10 @@ def sentence(row: VariantRow) -> str | None:
     gained, lost = [", ".join(faster), unchanged], [", ".join(slower), added]
     parts = gained + lost if after <= before else lost + gained
     said = "; ".join(part for part in (*parts, as_before) if part)
-    return f"fewer tokens, since nothing is padded: {said}" if row.get("base") == "as_it_comes" else said
+    if row.get("base") != "as_it_comes":
+        return said
+    is_padded = row.get("how", "").startswith("padded")  # a model that cannot be packed
+    return f"{'less padding' if is_padded else 'fewer tokens, since nothing is padded'}: {said}"
 
 
 def _contradicts(factor: float, gain: Factor) -> bool:

@@ -48,6 +48,7 @@ RefusalKind = Literal[
     "failed",
 ]
 REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: others are compared with them
+UNPADDED = "without padding"
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
 ENGINE_SIZES = (32, 64, 128)
 SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
@@ -122,15 +123,15 @@ class Workshop:
             raise self.failed[library]
         if wrong := obstacle(self.loaded, self.folder):
             raise Refused(*wrong)
-        process = EngineProcess(
-            self.loaded.source, library, self.max_length, self.folder / library, self.trust_remote_code
-        )
-        start = self.clock()
+        place, process = self.folder / library, None
         try:
+            process = EngineProcess(self.loaded.source, library, self.max_length, place, self.trust_remote_code)
+            start = self.clock()
             process.convert()
         except EngineFailed as error:
-            process.close()
-            shutil.rmtree(self.folder / library, ignore_errors=True)  # what it wrote in part takes the room of others
+            if process:
+                process.close()
+            shutil.rmtree(place, ignore_errors=True)  # what it wrote in part takes the room of others
             self.failed[library] = error
             raise
         self.engines[library] = process, self.clock() - start
@@ -151,7 +152,7 @@ class Workshop:
             model, tokenizer = self.loaded.model, self.loaded.tokenizer
             made = Predictor(model, tokenizer, options, self.probe, precisions=ALL_PRECISIONS)
             if compiled and not made.compiled:
-                raise Refused("failed", made.doubts[-1])
+                raise Refused("failed", made.doubts[-1].removeprefix("not compiled: "))
             self.made[key] = made
         return self.made[key]
 
@@ -190,7 +191,13 @@ def variants(device: torch.device, settings: Settings) -> list[Variant]:
 
 def _unpadded(variant: Variant) -> Variant:
     """Return it by the name that the report, the card and the picture have for it."""
-    return replace(variant, words=f"{variant.words}, without padding")
+    return replace(variant, words=f"{variant.words}, {UNPADDED}")
+
+
+def called(variant: Variant, way: Way | None) -> str:
+    """Return the words for a variant that is made this way: the batches of a model that cannot be packed are padded."""
+    is_padded = way is not None and way.how.startswith("padded")
+    return variant.words.replace(UNPADDED, "padded by tokens") if is_padded else variant.words
 
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
@@ -205,7 +212,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     return [
         Variant(REFERENCE, "padded, as they come", _as_they_come, base=None),
         Variant("sorted", "padded, by length", _sorted, base=REFERENCE),
-        Variant(PACKED, "without padding", _packed, REFERENCE, Fix("remove_padding"), settings=()),
+        Variant(PACKED, UNPADDED, _packed, REFERENCE, Fix("remove_padding"), settings=()),
         Variant("half_threads", fewer, partial(_with_threads, half), fix=of_threads,
                 settings=(), environment={"OMP_NUM_THREADS": str(half)}),
         Variant("float32_fast", "coarser products", partial(_in, "float32_fast"), fix=of_products,
