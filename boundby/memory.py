@@ -123,7 +123,7 @@ def _near(what: str, used: int, limit: int) -> list[str]:
 LEAST_POINTS = 3  # to tell what the process holds before any text from what its allocator keeps
 KEPT_BELOW = 32 * 2**20  # glibc's largest threshold: larger blocks go back to the system when they are freed
 FEW, MANY = 2, 3  # samples whose blocks are noted; one sample alone may go another way
-LEAST_KEPT = 1.0  # times the smaller blocks: what glibc kept of them beyond what was live varied up to that
+MOST_KEPT = 3.0  # times the smaller blocks: what glibc kept of them beyond what was live, where they were most
 
 
 @dataclass(frozen=True, order=True)
@@ -232,9 +232,9 @@ class PeakModel:
         """Return the peak of a batch in bytes, and the range in which the allocator's habits may put it."""
         live = self.demand.live_bytes(samples)
         small, most = self.demand.live_bytes(samples, self.below), self.demand.most_small_bytes(samples, self.below)
-        kept = self.kept * (small + most) / 2  # of smaller batches that came before, some
-        high = max(self.kept, LEAST_KEPT) * most
-        return Interval(self.base.value + live + kept, self.base.low + live, self.base.high + live + high)
+        freed = (small + most) / 2  # of smaller batches that came before, some
+        high = self.base.high + live + MOST_KEPT * freed
+        return Interval(self.base.value + live + self.kept * freed, self.base.low + live, high)
 
     def most_samples(self, limit_bytes: float) -> int:
         """Return the largest batch whose peak stays within nine tenths of the limit, 0 where none does."""
@@ -253,12 +253,14 @@ def fit_peaks(peaks: Sequence[Peak], demands: Mapping[int, Demand], below: float
     small = np.array([demands[peak.tokens].most_small_bytes(peak.samples, below) for peak in points])
     spread = float(((small - small.mean()) ** 2).sum())
     slope = float((small - small.mean()) @ (rests - rests.mean())) / spread if spread else 0.0
-    kept = min(max(slope, 0.0), 2 * LEAST_KEPT)
+    kept = min(max(slope, 0.0), MOST_KEPT / 2)
     bases = rests - kept * small
     if min(bases) <= 0:
         return Missing("a peak is below what its batch holds at least")
     longest = demands[max(demands)]
     if longest.live_bytes(2 * FEW) <= longest.live_bytes(FEW):
         return Missing("what a batch holds does not grow with its samples")
-    base = Interval(float(np.median(bases)), float(min(bases)), float(max(bases)))
+    low = min(*bases, max(rests - MOST_KEPT * small))  # each peak may hold as much of freed blocks as any does, or none
+    high = max(*bases, min(rests))
+    base = Interval(float(np.median(bases)), float(low), float(high))
     return PeakModel(longest, base, kept, below)
