@@ -234,9 +234,7 @@ def candidates(
     ways: list[tuple[str, Callable[..., Strategy]]] = []
     has_known_head = _has_known_head(model)
     if has_known_head:
-        takes_ours = getattr(
-            model, "_supports_attention_backend", True
-        )  # else transformers warns, and attends its own way
+        takes_ours = getattr(model, "_supports_attention_backend", True)  # else transformers warns, and keeps its own
         if takes_ours and is_gpu(model.device) and precision.dtype in HALF and packing.has_varlen():
             ways.append(("varlen", partial(Packed, attention=packing.VARLEN)))
         if takes_ours and is_host(model.device):
