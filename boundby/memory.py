@@ -260,7 +260,8 @@ def fit_peaks(peaks: Sequence[Peak], demands: Mapping[int, Demand], below: float
     longest = demands[max(demands)]
     if longest.live_bytes(2 * FEW) <= longest.live_bytes(FEW):
         return Missing("what a batch holds does not grow with its samples")
-    low = min(*bases, max(rests - MOST_KEPT * small))  # each peak may hold as much of freed blocks as any does, or none
+    # Each peak may hold as much of freed blocks as any does, or none.
+    low = max(0.0, min(*bases, max(rests - MOST_KEPT * small)))
     high = max(*bases, min(rests))
     base = Interval(float(np.median(bases)), float(low), float(high))
     return PeakModel(longest, base, kept, below)

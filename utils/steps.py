@@ -85,7 +85,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     """What a finished step leaves, written last."""
 
     schema_version: int = SCHEMA_VERSION
-    boundby_version: str | None = __version__
+    boundby_version: str | None = None  # of receipts before there was a word for it
     step: str
     status: str
     exit_code: int | None = None
@@ -246,6 +246,7 @@ def finish(number: str, layout: Layout, recorded: Parts, **facts: Any) -> None:
     """Write the receipt of a finished step, with size and SHA-256 of every file it owns."""
     owned = sorted(path for output in outputs(number, layout) for path in _files(output))
     receipt = Receipt(
+        boundby_version=__version__,
         step=number,
         **facts,
         fingerprint=files.sha256_of(msgspec.to_builtins(recorded)),

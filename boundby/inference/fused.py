@@ -22,7 +22,7 @@ MOST_DIFFERENCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-
 
 @cache
 def has_kernels() -> bool:
-    """Tell whether the kernels can be used here: numba is installed and compiles for this processor."""
+    """Tell whether there are kernels here: numba can be imported, and the processor is one that they are for."""
     try:
         import boundby.inference.kernels  # noqa: F401
     except (ImportError, OSError):  # OSError: the library of LLVM cannot be loaded
@@ -103,11 +103,16 @@ def join(model: nn.Module) -> None:
     for parent in list(model.modules()):
         _turn_in_place(parent)
         for name, child in list(parent.named_children()):
-            if child._forward_hooks or child._forward_pre_hooks or "forward" in vars(child):
-                continue  # somebody watches it, or has given it another forward
+            if any(map(_is_touched, (child, getattr(child, "LayerNorm", child)))):
+                continue
             for replacement, width, inputs in _replacements(child):
                 if _agree(child, replacement, width, inputs):
                     setattr(parent, name, replacement)
+
+
+def _is_touched(module: nn.Module) -> bool:
+    """Tell whether somebody watches a module, or has given it another forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _replacements(module: Any) -> Iterator[tuple[nn.Module, int, int]]:
@@ -142,8 +147,14 @@ def _turn_in_place(module: nn.Module) -> None:
     except (RuntimeError, TypeError, ValueError):
         return
     if agree:
-        own = FunctionType(forward.__code__, {**forward.__globals__, ROTATE: turn}, forward.__name__)
-        own.__defaults__, own.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+        own = FunctionType(
+            forward.__code__,
+            {**forward.__globals__, ROTATE: turn},
+            forward.__name__,
+            forward.__defaults__,
+            forward.__closure__,
+        )
+        own.__kwdefaults__ = forward.__kwdefaults__
         module.forward = MethodType(own, module)
 
 

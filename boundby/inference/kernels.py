@@ -1,7 +1,7 @@
 """Attention, norms and rounding of packed texts on a CPU, each in one pass over its tensors, as operators of torch.
 
 Torch's own take a pass for each step, and its attention works on tiles that short texts do not fill: 1,024 questions of
-15 tokens on average take 36 ms a layer with it and 12 with this one (docs/decisions.md). The loops are compiled by
+15 tokens on average take three times as long with it (docs/decisions.md). The loops are compiled by
 numba when they are first called, for the processor at hand, and kept on disk where numba keeps them. They calculate in
 float32 and take bfloat16 too; what is not finite stays so, but in bytes. An operator whose name ends with `_` writes
 into what it is given, and whoever keeps that sees it.
@@ -26,6 +26,8 @@ from numba import config, njit, types
 from numba.core import cgutils
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic, models, register_model
+
+from boundby.formatting import first_line
 
 if config.DISABLE_JIT:
     raise ImportError("numba is told not to compile (NUMBA_DISABLE_JIT)")
@@ -558,26 +560,45 @@ def _run(kernel: Any, *given: Any) -> None:
     try:
         _uncached[kernel](*given)
     except NumbaError as error:
-        raise RuntimeError(f"numba cannot compile {kernel.__name__}: {str(error).splitlines()[0]}") from error
+        raise RuntimeError(f"numba cannot compile {kernel.__name__}: {first_line(error)}") from error
 
 
 def _in_shares(units: int, work: Callable[[int, int], None], least: int = 1) -> None:
     """Do the work from unit 0 to the last with as many threads as torch has in this one, at least so many in each."""
     shares = max(1, min(torch.get_num_threads(), units // least))
     ends = list(pairwise(units * number // shares for number in range(shares + 1)))
-    waiting, mine = list[Future[None]](), ends[:1]
-    for each in ends[1:]:
-        try:
-            waiting.append(_threads().submit(work, *each))
-        except RuntimeError:  # Python is ending
-            mine.append(each)
+    waiting = list[Future[None]]()
     try:
-        for each in mine:
-            work(*each)
+        for each in ends[1:]:
+            waiting.append(Future())
+            try:
+                _threads().submit(_fulfil, waiting[-1], work, *each)
+            except RuntimeError:  # Python is ending, or there may be no more threads: then it may have been queued
+                _fulfil(waiting[-1], work, *each)
+        work(*ends[0])
+    except BaseException:
+        for each_waiting in waiting:
+            if each_waiting.cancel():
+                each_waiting.set_running_or_notify_cancel()
+        raise
     finally:
         wait(waiting)  # else they go on writing after an error here
     for each_done in waiting:
         each_done.result()
+
+
+def _fulfil(promise: "Future[None]", work: Callable[[int, int], None], first: int, last: int) -> None:
+    """Do the work, unless another thread has begun it."""
+    try:
+        promise.set_running_or_notify_cancel()
+    except RuntimeError:
+        return
+    try:
+        work(first, last)
+    except BaseException as error:
+        promise.set_exception(error)
+    else:
+        promise.set_result(None)
 
 
 @cache

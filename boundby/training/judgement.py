@@ -491,8 +491,8 @@ def _doubts_on_share(share: Share, names: str) -> Iterator[Doubt]:
         text = f"{names}: {percent(abs(share.drift))} {change} of the time at the end than at the beginning"
         yield Doubt("drift", text)
     elif share.iqr is not None and share.iqr > STEADY:
-        points = f"{100 * share.iqr:.0f} points between its quartiles"
-        yield Doubt("unsteady", f"{names}: the share of the time swings over the run, by {points}")
+        points = f"the middle half of its values spans {100 * share.iqr:.0f} points"
+        yield Doubt("unsteady", f"{names}: the share of the time swings over the run: {points}")
 
 
 def doubts_on_ranks(times_of: Mapping[int, StageTimes], judged: Collection[int], are_matched: bool) -> Iterator[Doubt]:

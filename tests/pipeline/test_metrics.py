@@ -131,7 +131,7 @@ def test_a_row_less_certain_than_asked_for_is_noisy(half_width: float, status: s
     assert row["status"] == status
     assert 5 < row["throughput_half_width_pct"] < 10
     assert row["throughput_samples_per_sec_mean"] is not None
-    assert [doubt.startswith("noisy: the 95 % interval is +-9.7") for doubt in row["doubts"]] == [True] * (
+    assert [doubt.startswith("noisy: the 95 % interval is ±9.7") for doubt in row["doubts"]] == [True] * (
         status == "noisy"
     )
 

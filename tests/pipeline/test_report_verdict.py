@@ -67,7 +67,7 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     assert first.command is None and "runs that way already" in first.why and first.title == "Leave out the padding"
     files.write_json(data.layout.variants, {**variants("without_padding"), "batch_size": 1})  # which has none
     first = advice.advice(read(document, **traced()))[0]
-    assert first.title == "Compute several texts at once, without padding" and "one text at a time" in first.why
+    assert first.title == "Compute several texts at once" and "one text at a time" in first.why
     files.write_json(data.layout.variants, variants("as_it_comes"))
     assert not any(each.title.startswith("Use padded") for each in advice.advice(read(document, **traced())))
 

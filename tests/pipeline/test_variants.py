@@ -222,10 +222,10 @@ SLOW_ROUNDING = {"products": (0.5, 0.4), "norm": (0.5, 0.5), "rounding": (0.0, 0
 
 @pytest.mark.parametrize(("changes", "said"), [
     ({"products": (0.58, 0.2), "norm": (0.07, 0.07), "activation": (0.07, 0.07)},
-     "products 2.90× faster; not normalisation nor activations: 41% of the time now"),
-    (SLOW_ROUNDING, "new is rounding to eight bits and back: 40% of the time now; products 1.25× faster; "
-                    "not normalisation: 33% of the time now"),
-    ({"products": (0.4, 0.8), "calls": (0.4, 0.41)}, "products 2.00× slower (66% of the time now)"),
+     "products 2.90× faster; not normalisation nor activations: 41 % of the time now"),
+    (SLOW_ROUNDING, "new is rounding to eight bits and back: 40 % of the time now; products 1.25× faster; "
+                    "not normalisation: 33 % of the time now"),
+    ({"products": (0.4, 0.8), "calls": (0.4, 0.41)}, "products 2.00× slower (66 % of the time now)"),
     ({"products": (56.0, 0.2)}, "products 280× faster"),
     ({"products": (0.4, 0.41)}, "every kind of operator takes what it took"),
     ({}, None),
@@ -237,7 +237,7 @@ def test_the_reason_names_what_got_faster_and_what_did_not_and_of_a_loss_what_co
 
 def test_a_model_that_cannot_be_packed_is_not_said_to_have_no_padding():
     way = Way(lambda texts: LOGITS, 1, 1, "padded with a mask")
-    assert called(Variant("int8", "int8, without padding", lambda shop: way), way) == "int8, padded by tokens"
+    assert called(Variant("int8", "int8, without padding", lambda shop: way), way) == "int8, padded"
     products = {"products": {"before_s": 1.0, "after_s": 0.5}}
     assert sentence({"base": "as_it_comes", "how": way.how, "operators": products}).startswith("less padding: ")
 
@@ -334,9 +334,9 @@ def test_operators_are_told_apart_on_the_same_texts_and_a_fused_model_by_what_is
 
 
 @pytest.mark.parametrize(("costs", "said"), [
-    ({"linear": 3.0, "layer_norm": 6.0}, "normalisation 6.0× slower (67% of the time now); products 1.33× faster"),
-    ({"linear": 9.0, "layer_norm": 1.0}, "products 2.25× slower (90% of the time now)"),
-    ({"linear": 4.0, "layer_norm": 1.0, "between": 5.0}, "new is calling operators: 50% of the time now"),
+    ({"linear": 3.0, "layer_norm": 6.0}, "normalisation 6.0× slower (67 % of the time now); products 1.33× faster"),
+    ({"linear": 9.0, "layer_norm": 1.0}, "products 2.25× slower (90 % of the time now)"),
+    ({"linear": 4.0, "layer_norm": 1.0, "between": 5.0}, "new is calling operators: 50 % of the time now"),
 ])  # fmt: skip
 def test_the_reason_of_a_loss_is_what_its_clock_was_spent_on(monkeypatch, costs, said):
     monkeypatch.setattr("boundby.work.operators.flops", lambda *call: 0)  # of operators made up here

@@ -89,7 +89,7 @@ def choose(
             words, needs_s = ENGINES[name].words, workplace.needs_s(name)
             if time.perf_counter() - start + needs_s + compared_s > SHARE * whole_s:
                 reasons.append(f"{words} was not tried: getting it ready takes about {needs_s:.0f} s and comparing it "
-                               f"{compared_s:.0f} s, all texts about {whole_s:.0f} s")  # fmt: skip
+                               f"{compared_s:.0f} s, too much for all texts' {whole_s:.0f} s")  # fmt: skip
                 break
             try:
                 file, seconds = workplace.file(name)

@@ -94,7 +94,8 @@ def _number(axes: Axes, points: Sequence[tuple[float, float]], areas: Sequence[f
         occupied.append(_beside(middles[place], offset))
         shown = axes.annotate("", points[place], offset, textcoords="offset points", arrowprops=line, zorder=3.8)
         text = axes.annotate(str(place + 1), points[place], offset, textcoords="offset points", **look)
-        shown.set_in_layout(False), text.set_in_layout(False)
+        for each in (shown, text):
+            each.set_in_layout(False)
 
 
 def _free(middle: tuple[float, float], occupied: Sequence[Bbox], room: Bbox) -> tuple[float, float]:

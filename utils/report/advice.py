@@ -112,13 +112,16 @@ def _variant(data: ReportData) -> Iterator[Advice]:
         return
     exactness, command = chosen["exactness"], variants.command(found, data)
     kept = f"{exactness['same_labels']:,} of {exactness['rows']:,} labels stay."
-    is_alone = found["batch_size"] == 1  # there is no padding to leave out
-    compared = "one text at a time" if is_alone else "padded batches as they come"
-    why = f"Tried over {found['texts']:,} texts, against {compared}; {kept}"
+    why = f"Tried over {found['texts']:,} texts, against {variants.compared_with(found)}; {kept}"
     why += "" if command else " The pass over the whole set runs that way already."
-    packed = "Compute several texts at once, without padding" if is_alone else "Leave out the padding"
-    title = f"Use {chosen['words']}" if command else packed
+    title = f"Use {chosen['words']}" if command else _own_batches(chosen["how"], found["batch_size"])
     yield Advice(SPEED, title, why, command, Interval(**chosen["gain"]), is_measured=True)
+
+
+def _own_batches(how: str, batch_size: int) -> str:
+    if batch_size == 1:
+        return "Compute several texts at once"
+    return "Batch texts of similar length" if how.startswith("padded") else "Leave out the padding"
 
 
 def worthwhile(row: Row) -> Iterator[Option]:

@@ -33,9 +33,9 @@ def section(data: ReportData) -> list[Content]:
         Table(*_table(found), left=[0], notes=_notes(found)),
         *_refusals(found),
         show(data, plot.figure, tuple(rows), found),
-        *_reasons(rows, found["recommended"]["name"]),
+        *_reasons(found, rows, found["recommended"]["name"]),
         Folded("Predicted, tried, and what came", _foretold(rows)),
-        Folded("Why each variant is as fast as it is", _reasons(rows)),
+        Folded("Why each variant is as fast as it is", _reasons(found, rows)),
         Folded("What each variant costs", [_more(rows)]),
     ]
 
@@ -58,7 +58,7 @@ def console_lines(found: Variants) -> list[str]:
     cells = table(*_table(found), left=[0])
     refused = [f"not {each}" for each in _refused(found, 160)]
     against = [f"not allowed: {each}" for each in _not_allowed(found)]
-    told = [_how(found), *_whys(measured(found)), *against, *refused, *found["doubts"]]
+    told = [_how(found), *_whys(found, measured(found)), *against, *refused, *found["doubts"]]
     lines = [line for each in told for line in paragraph(each)]
     return [*cells, "", *lines, "", *paragraph(_recommended(found))]
 
@@ -109,10 +109,10 @@ def _recommended(found: Variants) -> str:
     kept += "" if change is None else f", accuracy {100 * change:+.2f} points"
     gained = factor(Interval(**row["gain"]))
     if row["gain"]["low"] <= 1:
-        none = "no way of its own that keeps enough labels is surely faster"
+        none = "no other way it can run keeps enough labels and is surely faster"
         kept = f"Keep the pipeline as it is, {row['words']}: {none}."
         return kept + _beyond(found, row) + _unsure(found, row)
-    used = f"Use {row['words']}: {gained} the texts per second of padded batches as they come; {kept}."
+    used = f"Use {row['words']}: {gained} the texts per second of {compared_with(found)}; {kept}."
     return used + _beyond(found, row) + _unsure(found, row)
 
 
@@ -189,13 +189,17 @@ def _notes(found: Variants) -> list[str]:
     return notes
 
 
+def compared_with(found: Variants) -> str:
+    """Return what the reference is."""
+    size = found["batch_size"]
+    return "one text at a time" if size == 1 else f"padded batches of {size} as they come"
+
+
 def _how(found: Variants) -> str:
     texts, rows = found["texts"], found["dataset_rows"]
     which = f"all {texts:,} texts" if texts == rows else f"{texts:,} of {rows:,} texts (a seeded sample)"
     turns = f"in turns of {found['rounds']} rounds, on {_threads(found)}"
-    size = found["batch_size"]
-    compared = "one text at a time" if size == 1 else f"padded batches of {size}"
-    reference = f"{compared} in float32 are the reference"
+    reference = f"the reference is {compared_with(found)}, in float32"
     return f"Each variant ran {which}, tokenizing included, {turns}; {reference}."
 
 
@@ -224,19 +228,19 @@ def _by_reason(reasons: Iterable[tuple[str, VariantRow]]) -> list[str]:
     return [f"{'; '.join(each)}: {reason}" for reason, each in words.items()]
 
 
-def _reasons(rows: Sequence[VariantRow], only: str | None = "") -> list[Block]:
+def _reasons(found: Variants, rows: Sequence[VariantRow], only: str | None = "") -> list[Block]:
     """Return which operators made each variant, or `only` the one of that name, faster, and which did not."""
-    told = _whys(rows, only)
+    told = _whys(found, rows, only)
     return [Paragraph("Why, by the operators of one batch:"), BulletList(told)] if told else []
 
 
-def _whys(rows: Sequence[VariantRow], only: str | None = "") -> list[str]:
+def _whys(found: Variants, rows: Sequence[VariantRow], only: str | None = "") -> list[str]:
     names = {row["name"]: row["words"] for row in rows}
     return [
         f"{row['words']}, {gain + ' ' if (gain := _span(row['gain_over_base'])) != NOTHING else ''}"
         f"against {names[row['base'] or '']}: {said}"
         for row in rows
-        if only in ("", row["name"]) and (said := sentence(row))
+        if only in ("", row["name"]) and (said := sentence(row, found["batch_size"] == 1))
     ]
 
 

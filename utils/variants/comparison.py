@@ -108,7 +108,9 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     document = _document(run, shop, found, listed, verdict)
     document["seconds"] = timer.clock() - start
     files.write_csv(run.layout.changed_labels, _changed(found, loaded), CHANGED)
-    files.write_csv(run.layout.variants_table, [_flat(row) for row in document["variants"]], TABLE)
+    files.write_csv(
+        run.layout.variants_table, [_flat(row, document["batch_size"] == 1) for row in document["variants"]], TABLE
+    )
     files.write_json(run.layout.variants, document)
     return document
 
@@ -285,9 +287,10 @@ def _span(interval: Interval) -> Span:
     return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
-def _flat(row: VariantRow) -> dict[str, object]:
+def _flat(row: VariantRow, is_alone: bool) -> dict[str, object]:
     """Return the row of the table for spreadsheets."""
-    flat: dict[str, object] = dict(row) | ({"reason": reasons.sentence(row)} if row["status"] == "measured" else {})
+    reason = {"reason": reasons.sentence(row, is_alone)} if row["status"] == "measured" else {}
+    flat: dict[str, object] = dict(row) | reason
     for name in ("texts_per_s", "gain", "latency_ms", "gain_over_base", "predicted", "tried"):
         span = row.get(name)
         if span:

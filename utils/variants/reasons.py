@@ -34,7 +34,7 @@ def beside(before: Operators | None, after: Operators | None) -> dict[str, Chang
     return {kind: {"before_s": before.get(kind, 0.0), "after_s": after.get(kind, 0.0)} for kind in kinds}
 
 
-def sentence(row: VariantRow) -> str | None:
+def sentence(row: VariantRow, is_alone: bool = False) -> str | None:
     """Return which operators got faster and which did not; None where that is not known."""
     changes: Mapping[str, Change] = row.get("operators") or {}
     before, after = (sum(change[end] for change in changes.values()) for end in ("before_s", "after_s"))
@@ -50,21 +50,21 @@ def sentence(row: VariantRow) -> str | None:
         if then < SEEN * before and now < SEEN * after:
             continue
         if then < NEW * now:
-            new.append(f"{WORDS[kind]}: {now / after:.0%} of the time now")
+            new.append(f"{WORDS[kind]}: {100 * now / after:.0f} % of the time now")
         elif then >= CHANGED * now:
             faster.append(f"{WORDS[kind]} {times(then / now)}× faster" if now else f"{WORDS[kind]} gone")
         elif now >= CHANGED * then:
-            slower.append(f"{WORDS[kind]} {times(now / then)}× slower ({now / after:.0%} of the time now)")
+            slower.append(f"{WORDS[kind]} {times(now / then)}× slower ({100 * now / after:.0f} % of the time now)")
         else:
             same.append(WORDS[kind])
             same_s += now
-    unchanged = f"not {_listed(same, 'nor')}: {same_s / after:.0%} of the time now" if same and faster else ""
+    unchanged = f"not {_listed(same, 'nor')}: {100 * same_s / after:.0f} % of the time now" if same and faster else ""
     as_before = "" if faster or slower or new else "every kind of operator takes what it took"
     added = f"new is {_listed(new, 'and')}" if new else ""
     gained, lost = [", ".join(faster), unchanged], [", ".join(slower), added]
     parts = gained + lost if after <= before else lost + gained
     said = "; ".join(part for part in (*parts, as_before) if part)
-    if row.get("base") != "as_it_comes":
+    if row.get("base") != "as_it_comes" or is_alone:  # one text has no padding
         return said
     is_padded = row.get("how", "").startswith("padded")  # a model that cannot be packed
     return f"{'less padding' if is_padded else 'fewer tokens, since nothing is padded'}: {said}"

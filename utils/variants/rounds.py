@@ -21,7 +21,7 @@ from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer
 from utils.errors import PipelineError
-from utils.variants.ways import PACKED, REFERENCE, Refused, Variant, Way, Workshop
+from utils.variants.ways import PACKED, REFERENCE, Refused, Variant, Way, Workshop, called
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 FEWEST_ROUNDS = 2  # also where time is up before: one round gives no interval
@@ -90,7 +90,7 @@ def make(
             gc.collect()
             note(f"{variant.words}: {refused[variant.name].text}")
         else:
-            note(f"{variant.words}: ready after {made[-1].one_off_s:.1f} s")
+            note(f"{called(variant, made[-1].way)}: ready after {made[-1].one_off_s:.1f} s")
     return made, refused
 
 

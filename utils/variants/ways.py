@@ -197,7 +197,7 @@ def _unpadded(variant: Variant) -> Variant:
 def called(variant: Variant, way: Way | None) -> str:
     """Return the words for a variant that is made this way: the batches of a model that cannot be packed are padded."""
     is_padded = way is not None and way.how.startswith("padded")
-    return variant.words.replace(UNPADDED, "padded by tokens") if is_padded else variant.words
+    return variant.words.replace(UNPADDED, "padded") if is_padded else variant.words
 
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
