@@ -106,7 +106,7 @@ class DatasetStatistics:
         """Return what makes results on these rows doubtful, each with advice."""
         found = []
         if self.rejected:
-            found.append(f"{sum(self.rejected.values())} rows were left out; they are listed in rejected_rows.csv")
+            found.append(f"{sum(self.rejected.values())} row(s) were left out; they are listed in rejected_rows.csv")
         if self.has_labels and self.unseen:
             found.append(
                 f"{len(self.unseen)} of the model's {self.classes} labels never occur ({', '.join(self.unseen)[:80]}); "
