@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-LANES = 16  # values that the kernels take together
+LANES = 16  # as the kernels have it, which cannot be imported everywhere
 DTYPES = (torch.float32, torch.bfloat16)
 SAMPLE_ROWS = 8  # of random states, on which a module and its replacement are compared
 # Of the largest value: half precision rounds once where the model rounds at each step.

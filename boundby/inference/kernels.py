@@ -1,7 +1,7 @@
 """Attention, norms and rounding of packed texts on a CPU, each in one pass over its tensors, as operators of torch.
 
 Torch's own take a pass for each step, and its attention works on tiles that short texts do not fill: 1,024 questions of
-15 tokens on average take three times as long with it (docs/decisions.md). The loops are compiled by
+15 tokens on average take two to three times as long with it (docs/decisions.md). The loops are compiled by
 numba when they are first called, for the processor at hand, and kept on disk where numba keeps them. They calculate in
 float32 and take bfloat16 too; what is not finite stays so, but in bytes. An operator whose name ends with `_` writes
 into what it is given, and whoever keeps that sees it.
