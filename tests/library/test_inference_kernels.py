@@ -4,7 +4,10 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch
@@ -115,7 +118,7 @@ def test_a_rotary_embedding_turns_states_where_they_are_and_leaves_other_kinds_t
     assert torch.equal(fused.rotated(apply_rotary_pos_emb, *narrow)[0], of_narrow[0])
 
 
-@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("threads", [2, 3, 5])
 def test_threads_share_the_work_and_change_no_bit(threads):
     states = some(3, 1, 6, sum(LENGTHS), 32)
     given, before = some(1, 1000, 64), torch.get_num_threads()
@@ -124,6 +127,7 @@ def test_threads_share_the_work_and_change_no_bit(threads):
     def compute() -> list[torch.Tensor]:
         return [
             torch.ops.boundby.attention(*states, starts(LENGTHS), 1, 0.2, ALL, 0),
+            torch.ops.boundby.attention(states[0], *states[1:, :, :2], starts(LENGTHS), 1, 0.2, ALL, ALL),
             torch.ops.boundby.norm(given, weight, None, 1e-6, True),
             torch.ops.boundby.rounded(given, None, weight),
         ]
@@ -135,6 +139,25 @@ def test_threads_share_the_work_and_change_no_bit(threads):
         assert all(map(torch.equal, compute(), alone))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_work_is_done_once_where_there_may_be_no_more_threads(is_queued, monkeypatch):
+    class Refusing(ThreadPoolExecutor):
+        def submit(self, *call):
+            if is_queued:  # as a pool does that takes the work and then cannot start its thread
+                super().submit(*call).result()
+            raise RuntimeError("can't start new thread")
+
+    done, before = list[int](), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with Refusing() as pool:
+            monkeypatch.setattr(kernels, "_threads", lambda: pool)
+            kernels._in_shares(10, lambda first, last: done.extend(range(first, last)))
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(done) == list(range(10))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -204,6 +227,30 @@ def test_a_forward_that_somebody_put_in_or_watches_stays():
     assert layers[1].mlp is not mlps[1] and "forward" in vars(layers[1].self_attn)
     fused.turn_as_written(model)  # for torch's compiler
     assert layers[0].self_attn.forward is put_in and "forward" not in vars(layers[1].self_attn)
+
+
+def test_a_forward_keeps_what_it_closes_over():
+    from transformers.models.qwen2 import modeling_qwen2
+
+    class Attention(modeling_qwen2.Qwen2Attention):
+        pass
+
+    def closing(before):
+        def forward(self, *given, **named):
+            called.append(apply_rotary_pos_emb)  # noqa: F821  # of the globals that are put in
+            return before(self, *given, **named)
+
+        return FunctionType(forward.__code__, vars(modeling_qwen2), "forward", None, forward.__closure__)
+
+    called = list[object]()
+    Attention.forward = closing(modeling_qwen2.Qwen2Attention.forward)
+    model = classifiers.build("qwen2", 12, None)
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Attention
+    fused.join(model)
+    with torch.inference_mode():
+        model(input_ids=torch.ones(1, 5, dtype=torch.int64))
+    assert called and all(isinstance(each, partial) for each in called)
 
 
 def test_memory_that_is_shared_between_values_is_left_to_torch():
