@@ -226,11 +226,15 @@ def _standing(verdict: Verdict, elsewhere: bool) -> str:
     """
     if verdict.unsettled:
         return f"[not settled: {clean(verdict.unsettled.text, LONGEST_REASON)}]"
-    fix = verdict.limited_by[0].confirmed_by if verdict.limited_by else None
-    proof = next((trial for trial in verdict.trials if fix and trial.fix == fix), None)
-    if proof is None:
+    cause = verdict.limited_by[0] if verdict.limited_by else None
+    proof = next((trial for trial in verdict.trials if cause and trial.fix == cause.confirmed_by), None)
+    if cause is None or proof is None:
         return ""
-    return f"[confirmed: {proof.name} gave {_digits(proof.measured.value)}×{' on this batch' if elsewhere else ''}]"
+    said = f"{proof.name} gave {_digits(proof.measured.value)}×{' on this batch' if elsewhere else ''}"
+    if cause.kind == "host" and proof.fix.kind == "threads":  # a loss bears it out, since it is a small one
+        shared = float(proof.fix.settings["threads"]) / float(proof.fix.settings["instead_of"])
+        said += f", where arithmetic would give {_digits(shared)}×"
+    return f"[confirmed: {said}]"
 
 
 class _Tried(msgspec.Struct, frozen=True):

@@ -75,6 +75,14 @@ def test_what_is_not_settled_says_what_would_settle_it():
     assert badge(unsure) == "not settled"
 
 
+def test_a_small_loss_with_fewer_threads_says_which_loss_would_have_spoken_against_the_host():
+    threads = VERDICT.trials[0]
+    alone = replace(VERDICT, limited_by=(Cause("host", 0.7, confirmed_by=threads.fix),),
+                    trials=(replace(threads, measured=Interval(0.78, 0.76, 0.8)),))  # fmt: skip
+    said = " ".join(" ".join(lines(replace(FACTS, verdict=alone))).split())
+    assert "[confirmed: 1 of 2 threads gave 0.78×, where arithmetic would give 0.50×]" in said
+
+
 def test_what_is_not_known_has_no_line():
     card = lines(Facts("a model", "a machine", why_not="not known: no batch size was measured"))
     assert card == [
