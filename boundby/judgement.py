@@ -48,6 +48,7 @@ MOST_SHARE = 1.02  # of the upper end of the time, before the limits themselves 
 REPLAY_ERROR = 0.12  # of an owner's seconds: owners that are no further apart are not told apart
 WIDE = 0.10  # half of an interval, as a share: with a narrower one a bound on the edge is on the edge
 UNEXPLAINED = 0.25  # of the time, which did not show when the forward was run again
+MOST_UNEXPLAINED = 0.5  # of the time, to call anything else what limits
 LEAST_CAUSE = 0.02  # of the time, for an owner to be named
 LEAST_RIVAL = 0.2  # of the time, for a bound to be what limits after all
 CLEAR_PREDICTION = 1.1  # a factor, or one over it, that shows whether a prediction came true
@@ -256,7 +257,7 @@ def _causes(context: "_Context", padding: float | None, trials: Sequence[Trial])
     net, wasted = context.net_shares(padding)
     if wasted:
         causes.append(Cause("padding", wasted, arithmetic_share=padding))
-    causes += [Cause(kind, share) for kind, share in net.items() if kind != "remainder"]
+    causes += [Cause(kind, share) for kind, share in net.items() if kind != "remainder" or share > MOST_UNEXPLAINED]
     ranked = sorted((cause for cause in causes if cause.share >= LEAST_CAUSE), key=lambda cause: -cause.share)
     return [msgspec.structs.replace(cause, confirmed_by=_confirming(cause, trials)) for cause in ranked]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from boundby.compare import judge, paired
 from boundby.formatting import percent
-from boundby.judgement import LATE_HOST
+from boundby.judgement import LATE_HOST, MOST_UNEXPLAINED
 from boundby.training import stages
 from boundby.training.records import StageTimes
 from boundby.training.steps import (
@@ -96,7 +96,6 @@ SAYS_NOTHING: tuple[Bound, ...] = ("mixed", "inconclusive")
 AHEAD = 1.5  # times the second largest share, below which the bound is mixed
 AGREEING = 2 / 3  # of the windows that show the bound of the whole
 CLEAR = 0.6  # share of the time: of the bound, to be of high confidence; of what does not grow with the batch
-MOST_UNEXPLAINED = 0.5  # of the time, to say anything at all
 EXPECTED = (stages.DATA, stages.FORWARD, stages.BACKWARD, stages.OPTIMIZER)
 LEAST_STEPS = 5
 ENOUGH_STEPS = 20

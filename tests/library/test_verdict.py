@@ -252,6 +252,13 @@ def test_time_that_did_not_show_again_settles_nothing():
     )
     assert "took 40 % less" in found.unsettled.text
     assert on_split(owned(compute=15, remainder=5)).settled
+    assert [cause.kind for cause in found.limited_by] == ["compute"]
+
+
+def test_most_of_the_time_that_did_not_show_again_is_named_before_what_did():
+    found = on_split(owned(compute=5, host=4, remainder=11))
+    assert [cause.kind for cause in found.limited_by] == ["remainder", "compute", "host"]
+    assert not found.settled
 
 
 def test_no_cause_is_more_than_the_whole_where_the_batch_took_longer_when_it_was_run_again():
