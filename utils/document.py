@@ -445,6 +445,7 @@ class VariantRow(TypedDict, total=False):
     why: str
     reason: str
     how: str
+    is_padded: bool  # shorter texts of a batch to its longest
     base: str | None
     texts_per_s: Factor
     gain: Factor

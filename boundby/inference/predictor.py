@@ -148,6 +148,11 @@ class Predictor:
         return self._strategy.name
 
     @property
+    def is_padded(self) -> bool:
+        """Whether shorter texts of a batch are padded to its longest."""
+        return self._strategy.is_padded
+
+    @property
     def model(self) -> Any:
         """The working copy of the model that computes the batches."""
         return self._strategy.model

@@ -34,6 +34,7 @@ class Strategy:
     """One way to compute logits, on a working copy of the model whose last layer, if `trims`, computes what is read."""
 
     name: str
+    is_padded = True
     own_head = True  # computed here in float32, rather than by the model's forward
     is_reentrant = False  # several threads may compute a batch each
 
@@ -98,6 +99,8 @@ class Strategy:
 
 class Packed(Strategy):
     """Texts in one row without padding."""
+
+    is_padded = False
 
     def __init__(self, model: Any, tokenizer: Any, precision: Precision, trims: bool, *, attention: str) -> None:
         super().__init__(model, tokenizer, precision, trims)

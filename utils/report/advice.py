@@ -8,7 +8,7 @@ from boundby.card import factor
 from boundby.formatting import listed, number, times
 from boundby.roofline import Interval
 from boundby.verdict import Fix
-from utils.document import Choice, Row
+from utils.document import Choice, Row, VariantRow
 from utils.report import variants
 from utils.report.sources import Missing, ReportData
 
@@ -114,14 +114,14 @@ def _variant(data: ReportData) -> Iterator[Advice]:
     kept = f"{exactness['same_labels']:,} of {exactness['rows']:,} labels stay."
     why = f"Tried over {found['texts']:,} texts, against {variants.compared_with(found)}; {kept}"
     why += "" if command else " The pass over the whole set runs that way already."
-    title = f"Use {chosen['words']}" if command else _own_batches(chosen["how"], found["batch_size"])
+    title = f"Use {chosen['words']}" if command else _own_batches(chosen, found["batch_size"])
     yield Advice(SPEED, title, why, command, Interval(**chosen["gain"]), is_measured=True)
 
 
-def _own_batches(how: str, batch_size: int) -> str:
+def _own_batches(chosen: VariantRow, batch_size: int) -> str:
     if batch_size == 1:
         return "Compute several texts at once"
-    return "Batch texts of similar length" if how.startswith("padded") else "Leave out the padding"
+    return "Batch texts of similar length" if chosen.get("is_padded") else "Leave out the padding"
 
 
 def worthwhile(row: Row) -> Iterator[Option]:

@@ -14,13 +14,13 @@ from boundby.device import device_queue, is_host
 from boundby.recording import Recording, program, record
 from boundby.replay import Instruments, OnDevice, OnHost
 from boundby.timer import Timer, Work
-from utils.variants.reasons import ATTENTION, BETWEEN, CALLS, PRODUCTS, ROUNDING, Operators
+from utils.variants.reasons import ATTENTION, BETWEEN, CALLS, OTHER, PRODUCTS, ROUNDING, Operators
 from utils.variants.rounds import Measured
 
+# All else is one kind, normalisation too: one variant adds and normalises in one operator, another in seven.
 NAMED = {
     PRODUCTS: ("mm", "addmm", "linear", "_linear_pointwise", "_mkl_linear", "qlinear_pointwise"),
     ATTENTION: ("scaled_dot_product", "attention", "bmm", "baddbmm", "_softmax", "_safe_softmax"),
-    "norm": ("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "norm", "add_norm_"),
     "activation": ("gelu", "silu", "tanh", "relu", "sigmoid"),
     "copies": ("copy_", "clone", "cat", "index", "index_select", "embedding", "gather", "stack"),
 }
@@ -137,4 +137,4 @@ def _kinds(recording: Recording) -> Iterator[str]:
 
 def _kind(name: str) -> str:
     known = (kind for kind, listed in NAMED.items() if name in listed or (kind == ATTENTION and listed[0] in name))
-    return next(known, "other")
+    return next(known, OTHER)

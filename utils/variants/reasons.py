@@ -6,14 +6,13 @@ from boundby.formatting import times
 from utils.document import Change, Factor, VariantRow
 
 Operators = dict[str, float]  # seconds by kind, which add up to the forward
-PRODUCTS, ATTENTION, CALLS, BETWEEN, ROUNDING = "products", "attention", "calls", "between", "rounding"
+PRODUCTS, ATTENTION, CALLS, BETWEEN, ROUNDING, OTHER = "products", "attention", "calls", "between", "rounding", "other"
 WORDS = {
     PRODUCTS: "products",
     ATTENTION: "attention",
-    "norm": "normalisation",
     "activation": "activations",
     "copies": "copies",
-    "other": "additions and the like",
+    OTHER: "norms and additions",
     ROUNDING: "rounding to eight bits and back",
     CALLS: "calling operators",
     BETWEEN: "all but products and attention",
@@ -47,16 +46,17 @@ def sentence(row: VariantRow, is_alone: bool = False) -> str | None:
     same_s = 0.0
     for kind, change in sorted(changes.items(), key=lambda item: -max(item[1]["before_s"], item[1]["after_s"])):
         then, now = change["before_s"], change["after_s"]
+        words = WORDS.get(kind, kind)  # of a file of another version
         if then < SEEN * before and now < SEEN * after:
             continue
         if then < NEW * now:
-            new.append(f"{WORDS[kind]}: {100 * now / after:.0f} % of the time now")
+            new.append(f"{words}: {100 * now / after:.0f} % of the time now")
         elif then >= CHANGED * now:
-            faster.append(f"{WORDS[kind]} {times(then / now)}× faster" if now else f"{WORDS[kind]} gone")
+            faster.append(f"{words} {times(then / now)}× faster" if now else f"{words} gone")
         elif now >= CHANGED * then:
-            slower.append(f"{WORDS[kind]} {times(now / then)}× slower ({100 * now / after:.0f} % of the time now)")
+            slower.append(f"{words} {times(now / then)}× slower ({100 * now / after:.0f} % of the time now)")
         else:
-            same.append(WORDS[kind])
+            same.append(words)
             same_s += now
     unchanged = f"not {_listed(same, 'nor')}: {100 * same_s / after:.0f} % of the time now" if same and faster else ""
     as_before = "" if faster or slower or new else "every kind of operator takes what it took"
@@ -66,8 +66,7 @@ def sentence(row: VariantRow, is_alone: bool = False) -> str | None:
     said = "; ".join(part for part in (*parts, as_before) if part)
     if row.get("base") != "as_it_comes" or is_alone:  # one text has no padding
         return said
-    is_padded = row.get("how", "").startswith("padded")  # a model that cannot be packed
-    return f"{'less padding' if is_padded else 'fewer tokens, since nothing is padded'}: {said}"
+    return f"{'less padding' if row.get('is_padded') else 'fewer tokens, since nothing is padded'}: {said}"
 
 
 def _contradicts(factor: float, gain: Factor) -> bool:
