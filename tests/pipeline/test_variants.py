@@ -28,12 +28,12 @@ from tests.fakes import FakeClock
 from tests.tiny_models import LABELS
 from utils.errors import EnvironmentLacksError
 from utils.report import variants as section
-from utils.variants import operators, rounds
+from utils.variants import operators, rounds, ways
 from utils.variants.engines import EngineFailed, EngineProcess, told
 from utils.variants.reasons import beside, sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
 from utils.variants.rounds import Measured
-from utils.variants.ways import Refused, Variant, Way, called
+from utils.variants.ways import Refused, Variant, Way, Workshop, called
 
 TOLERANCE = Tolerance(0.99, 0.01)
 LOGITS = np.eye(2, dtype=np.float32)
@@ -217,16 +217,18 @@ def test_converted_models_give_the_labels_of_the_model_itself(tmp_path):
     assert all(rows[name]["disk_bytes"] > 0 for name in names) and not (tmp_path / "results" / "engines").exists()
 
 
-SLOW_ROUNDING = {"products": (0.5, 0.4), "norm": (0.5, 0.5), "rounding": (0.0, 0.6)}
+SLOW_ROUNDING = {"products": (0.5, 0.4), "other": (0.5, 0.5), "rounding": (0.0, 0.6)}
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"products": (0.58, 0.2), "norm": (0.07, 0.07), "activation": (0.07, 0.07)},
-     "products 2.90× faster; not normalisation nor activations: 41 % of the time now"),
+    ({"products": (0.58, 0.2), "other": (0.07, 0.07), "activation": (0.07, 0.07)},
+     "products 2.90× faster; not norms and additions nor activations: 41 % of the time now"),
     (SLOW_ROUNDING, "new is rounding to eight bits and back: 40 % of the time now; products 1.25× faster; "
-                    "not normalisation: 33 % of the time now"),
+                    "not norms and additions: 33 % of the time now"),
     ({"products": (0.4, 0.8), "calls": (0.4, 0.41)}, "products 2.00× slower (66 % of the time now)"),
     ({"products": (56.0, 0.2)}, "products 280× faster"),
+    # A kind of another version has the name that it had there.
+    ({"products": (0.4, 0.1), "norm": (0.1, 0.1)}, "products 4.0× faster; not norm: 50 % of the time now"),
     ({"products": (0.4, 0.41)}, "every kind of operator takes what it took"),
     ({}, None),
 ])  # fmt: skip
@@ -239,7 +241,8 @@ def test_a_model_that_cannot_be_packed_is_not_said_to_have_no_padding():
     way = Way(lambda texts: LOGITS, 1, 1, "padded with a mask")
     assert called(Variant("int8", "int8, without padding", lambda shop: way), way) == "int8, padded"
     products = {"products": {"before_s": 1.0, "after_s": 0.5}}
-    assert sentence({"base": "as_it_comes", "how": way.how, "operators": products}).startswith("less padding: ")
+    row = {"base": "as_it_comes", "is_padded": way.is_padded, "operators": products}
+    assert sentence(row).startswith("less padding: ")
 
 
 def test_a_converted_model_that_gives_logits_of_other_texts_is_refused(monkeypatch):
@@ -327,14 +330,15 @@ def test_operators_are_told_apart_on_the_same_texts_and_a_fused_model_by_what_is
         each.way = replace(each.way, work=lambda texts: work, is_compiled=is_compiled)
     made[1].variant = replace(made[1].variant, base="as_it_comes")
     found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
-    assert set(found["as_it_comes"]) == {"products", "activation", "norm", "calls"}
+    assert set(found["as_it_comes"]) == {"products", "activation", "other", "calls"}
     assert sum(found["as_it_comes"].values()) == pytest.approx(1.0) == sum(found["compiled"].values())
     assert set(found["compiled"]) == {"products", "between"} and 0 < found["compiled"]["products"] < 1
     assert operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 0.0) == {}
 
 
 @pytest.mark.parametrize(("costs", "said"), [
-    ({"linear": 3.0, "layer_norm": 6.0}, "normalisation 6.0× slower (67 % of the time now); products 1.33× faster"),
+    ({"linear": 3.0, "layer_norm": 6.0},
+     "norms and additions 6.0× slower (67 % of the time now); products 1.33× faster"),
     ({"linear": 9.0, "layer_norm": 1.0}, "products 2.25× slower (90 % of the time now)"),
     ({"linear": 4.0, "layer_norm": 1.0, "between": 5.0}, "new is calling operators: 50 % of the time now"),
 ])  # fmt: skip
@@ -435,10 +439,42 @@ def test_at_the_deadline_two_rounds_are_made_and_no_more():
 ])  # fmt: skip
 def test_parts_are_spread_over_all_texts_and_fit_the_seconds(texts, seconds, most, number, covered):
     made = [Paced().measured("as_it_comes", 0.2)]
-    parts = rounds.parts_of(texts, made, 16, seconds, most)
+    parts = rounds.parts_of(np.arange(texts) % 80, made, 16, seconds, most)
     positions = np.sort(np.concatenate(parts))
     assert len(parts) == number and len(positions) == len(set(positions.tolist())) == covered
     assert all((np.diff(part) > 0).all() for part in parts)  # in the order of arrival
+
+
+def padded_tokens(lengths: np.ndarray, size: int) -> int:
+    longest_first = -np.sort(-lengths)
+    return sum(int(longest_first[at]) * len(longest_first[at : at + size]) for at in range(0, len(lengths), size))
+
+
+@pytest.mark.parametrize("texts", [700, 3000])
+def test_a_part_has_texts_of_every_length_and_no_more_padding_when_sorted_than_all_of_them(texts):
+    lengths = np.random.default_rng(0).gamma(2, 8, texts).astype(int) + 1
+    parts = rounds.parts_of(lengths, [Paced().measured("as_it_comes", 0.2)], 16, 1e6, texts)
+    quarters = np.quantile(lengths, (0.25, 0.5, 0.75))
+    assert all(set(np.searchsorted(quarters, lengths[part])) == {0, 1, 2, 3} for part in parts)
+    for size in (8, 16):
+        assert sum(padded_tokens(lengths[part], size) for part in parts) < 1.02 * padded_tokens(lengths, size)
+    assert 1 <= len(rounds.usual_part(lengths)) <= max(map(len, parts))
+
+
+@pytest.mark.parametrize(("a_batch_s", "size"), [(0.0, 8), (1.0, 32), (1e6, 128)])
+def test_a_sorted_way_has_the_batch_size_at_which_a_whole_part_takes_least(a_batch_s, size, monkeypatch):
+    """Alone, texts of one length are fastest in the largest batch; a whole part has padding there."""
+    clock = FakeClock()
+
+    def logits(texts: Sequence[str], size: int) -> None:
+        lengths = np.array([len(text) for text in texts])
+        clock.advance(0.01 * padded_tokens(lengths, size) + a_batch_s * -(-len(texts) // size))
+
+    monkeypatch.setattr(ways, "tokenize", lambda tokenizer, texts, most: SimpleNamespace(
+        lengths=np.array([len(text) for text in texts])))  # fmt: skip
+    by_length = ["a" * (1 + place // 4) for place in range(128)] + ["a" * 40] * 200 + ["a" * 150] * 20
+    shop = Workshop(SimpleNamespace(tokenizer=None), 512, 8, by_length, clock, by_length=by_length)
+    assert ways._best_size(shop, (8, 32, 128), logits) == size
 
 
 def report(same: int, rows: int, gained: int = 0, lost: int = 0) -> ExactnessReport:

@@ -83,6 +83,7 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     verdict, batch_size = _baseline(run.layout)
     chosen = batch_size or USUAL_BATCH_SIZE
     probe = _spread(rows.texts, PROBE_TEXTS)
+    lengths = np.array([len(text) for text in rows.texts])
     shop = Workshop(
         loaded,
         max_length,
@@ -90,7 +91,7 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
         probe,
         timer.clock,
         run.args.trust_remote_code,
-        by_length=sorted(rows.texts[:: rounds.LEAST_ROUNDS], key=len),
+        by_length=sorted((rows.texts[place] for place in rounds.usual_part(lengths)), key=len),
         calibration=_spread(rows.texts, MOST_CALIBRATION),
         folder=run.layout.engines,
     )
@@ -101,7 +102,7 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
         found = Comparison(rows, receipt.rows, made, refused)
         found.operators = operators.replay(made, probe[:chosen], len(probe), timer, device, deadline)
         left, most = deadline - timer.clock(), settings.rows or len(rows)
-        parts = rounds.parts_of(len(rows), made, len(probe), left, most)
+        parts = rounds.parts_of(lengths, made, len(probe), left, most)
         _measure(run, found, parts, timer, deadline)
     finally:
         shop.close()
@@ -196,6 +197,7 @@ def _row(each: Measured, found: Comparison, verdict: Verdict | None) -> VariantR
         "status": "measured",
         "fix": variant.fix and variant.fix.as_dict(),
         "how": each.way.how,
+        "is_padded": each.way.is_padded,
         "base": variant.base,
         "texts_per_s": _span(speed),
         "gain": _span(each.over(reference)),

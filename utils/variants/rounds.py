@@ -1,8 +1,9 @@
 """Make every variant, and time them in turns: the same part of the texts by each, then the next part.
 
-A part is every tenth text, say, in the order of arrival, so that each part stands for all of them. It is gone through
-by all variants, in an order that is shuffled anew, before the next one is; so each ratio of two variants is of the same
-texts within the same minute. Parts are taken until there are no more or time is up. After the last one the rounds begin
+A part has groups of texts of similar length from the shortest to the longest, so that it stands for all of them, and a
+way that sorts finds as little to pad as among all; it lies in the order of arrival. It is gone through by all variants,
+in an order that is shuffled anew, before the next one is; so each ratio of two variants is of the same texts within the
+same minute. Parts are taken until there are no more or time is up. After the last one the rounds begin
 anew, while intervals are wide. The labels are those of the first time.
 """
 
@@ -11,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -26,6 +28,8 @@ from utils.variants.ways import PACKED, REFERENCE, Refused, Variant, Way, Worksh
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 FEWEST_ROUNDS = 2  # also where time is up before: one round gives no interval
 LEAST_PART = 16  # texts
+MOST_ALIKE = 64  # texts of a group: with more, a part has too few of them, and batches as they come too little to pad
+LEAST_GROUPS = 8  # of a part, if it has as many texts
 NARROW = 0.02  # half of the interval as a share of the factor, of every variant, with which no more rounds are made
 LATENCY_TEXTS = 5  # in each round, one at a time
 SETUP_SHARE = 0.5  # of the seconds that may go into making variants
@@ -139,17 +143,38 @@ def _finite(way: Way, texts: Sequence[str]) -> np.ndarray:
     return logits
 
 
-def parts_of(texts: int, made: Sequence[Measured], probe_texts: int, seconds: float, most: int) -> list[np.ndarray]:
+def usual_part(lengths: np.ndarray) -> np.ndarray:
+    """Return the positions of the texts of one part, of a fifth of all or of as many as make good groups."""
+    most = MOST_ALIKE * LEAST_GROUPS
+    return _dealt(np.arange(len(lengths)), lengths, min(len(lengths), max(LEAST_ROUNDS, len(lengths) // most)))[0]
+
+
+def parts_of(
+    lengths: np.ndarray, made: Sequence[Measured], probe_texts: int, seconds: float, most: int
+) -> list[np.ndarray]:
     """Return the positions of the texts of each part, `most` of them in all, for a fifth of the seconds or less each.
 
     The variants took as long on the probe as they say. Fewer texts than rounds are each a part.
     """
+    texts = len(lengths)
     each_s = sum(each.probe_s for each in made) / probe_texts
     affordable = SPARE * seconds / LEAST_ROUNDS / max(each_s, 1e-9) - LATENCY_TEXTS
     chosen = np.linspace(0, texts, min(most, texts), endpoint=False).astype(int)
     number = min(len(chosen), max(LEAST_ROUNDS, math.ceil(len(chosen) / max(LEAST_PART, affordable))))
-    starts = np.random.default_rng(0).permutation(number).tolist()
-    return [chosen[start::number] for start in starts]
+    parts = _dealt(chosen, lengths, number)
+    return [parts[place] for place in np.random.default_rng(0).permutation(number).tolist()]
+
+
+def _dealt(chosen: np.ndarray, lengths: np.ndarray, number: int) -> list[np.ndarray]:
+    """Return so many parts of the chosen texts: groups of texts of similar length, dealt forth and back."""
+    alike = max(1, min(MOST_ALIKE, len(chosen) // number // LEAST_GROUPS))
+    alike = 1 << alike.bit_length() - 1  # a power of two, as batches are
+    longest_first = chosen[np.argsort(-lengths[chosen], kind="stable")]
+    parts: list[list[np.ndarray]] = [[] for _ in range(number)]
+    turns = [*range(number), *reversed(range(number))]
+    for turn, start in zip(cycle(turns), range(0, len(chosen), alike)):
+        parts[turn].append(longest_first[start : start + alike])
+    return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def take_turns(

@@ -50,7 +50,7 @@ RefusalKind = Literal[
 REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: others are compared with them
 UNPADDED = "without padding"
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
-ENGINE_SIZES = (32, 64, 128)
+ENGINE_SIZES = (16, 32, 64, 128)
 SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
 # Beside those of the evaluation; models trained in bfloat16 overflow in float16, which shows here and is refused.
 ALL_PRECISIONS = {**PRECISIONS, "float16": Precision("float16", torch.float16)}
@@ -69,15 +69,17 @@ class Way:
     """Texts in, logits `[rows, labels]` in float32 out, tokenizing included; `setting` is entered for every call.
 
     `weight_bytes` are those held to compute with, None where only the engine knows, `disk_bytes` those of the files
-    they come from. `earlier_s` was spent for another variant on what this one needs as well. `rise` tells how far the
-    memory of a process of its own grows over texts. `work` returns a call that computes texts and does nothing else,
-    None where torch does not see its operators; those of a compiled one it sees only as they were before.
+    they come from. `is_padded` tells whether shorter texts of a batch are padded to its longest. `earlier_s` was spent
+    for another variant on what this one needs as well. `rise` tells how far the memory of a process of its own grows
+    over texts. `work` returns a call that computes texts and does nothing else, None where torch does not see its
+    operators; those of a compiled one it sees only as they were before.
     """
 
     logits: Callable[[Sequence[str]], np.ndarray]
     weight_bytes: int | None
     disk_bytes: int
     how: str = ""
+    is_padded: bool = True
     setting: Callable[[], AbstractContextManager[None]] = nullcontext
     earlier_s: float = 0.0
     rise: Callable[[Sequence[str]], int | None] | None = None
@@ -196,8 +198,7 @@ def _unpadded(variant: Variant) -> Variant:
 
 def called(variant: Variant, way: Way | None) -> str:
     """Return the words for a variant that is made this way: the batches of a model that cannot be packed are padded."""
-    is_padded = way is not None and way.how.startswith("padded")
-    return variant.words.replace(UNPADDED, "padded") if is_padded else variant.words
+    return variant.words.replace(UNPADDED, "padded") if way is not None and way.is_padded else variant.words
 
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
@@ -246,14 +247,24 @@ def _sorted(shop: Workshop) -> Way:
 
 
 def _best_size(shop: Workshop, sizes: Sequence[int], logits: Callable[[Sequence[str], int], object]) -> int:
-    """Return the batch size at which texts of similar length are fastest, so that a way is compared at its best."""
+    """Return the batch size at which the sorted texts of a part take least, so that a way is compared at its best.
+
+    Timed is one batch of texts of similar length; their lengths tell how much more padding the whole part has.
+    """
+
+    def padded(texts: Sequence[str], size: int) -> int:
+        lengths = -np.sort(-tokenize(shop.loaded.tokenizer, texts, shop.max_length).lengths)
+        starts = range(0, len(lengths), size)
+        return int(sum(lengths[start] * len(lengths[start : start + size]) for start in starts))
+
+    part = shop.by_length or shop.probe
     seconds: dict[int, float] = {}
     for size in sizes:
         texts = shop.neighbours(size)
         logits(texts, size)
         start = shop.clock()
         logits(texts, size)
-        seconds[size] = (shop.clock() - start) / len(texts)
+        seconds[size] = (shop.clock() - start) * padded(part, size) / padded(texts, size)
         if seconds[size] > SORTED_PAST * min(seconds.values()) or len(texts) < size:
             break
     return min(seconds, key=lambda size: seconds[size])
@@ -295,7 +306,8 @@ def _way(
     setting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Way:
     weights = [path for path in model_files(loaded.source.path) if path.suffix == ".safetensors"]
-    return Way(logits, weight_bytes(model), sum(path.stat().st_size for path in weights), how, setting)
+    disk_bytes = sum(path.stat().st_size for path in weights)
+    return Way(logits, weight_bytes(model), disk_bytes, how, setting=setting)
 
 
 def _predicting(predictor: Predictor, loaded: LoadedModel) -> Way:
@@ -304,7 +316,7 @@ def _predicting(predictor: Predictor, loaded: LoadedModel) -> Way:
         return lambda: [each() for each in forwards]
 
     way = _way(lambda texts: predictor.predict(texts).logits, predictor.model, loaded, predictor.strategy)
-    return replace(way, work=work, is_compiled=predictor.compiled)
+    return replace(way, is_padded=predictor.is_padded, work=work, is_compiled=predictor.compiled)
 
 
 def _packed(shop: Workshop) -> Way:
