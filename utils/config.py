@@ -57,8 +57,8 @@ Switch = Annotated[
     BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
 ]
 VariantName = Literal[
-    "sorted", "half_threads", "float32_fast", "bfloat16", "float16", "int8", "compiled", "bfloat16_compiled",
-    "onnxruntime", "onnxruntime_int8", "openvino", "openvino_bfloat16", "openvino_int8",
+    "sorted", "float32_prepared", "half_threads", "float32_fast", "bfloat16", "float16", "int8", "compiled",
+    "bfloat16_compiled", "onnxruntime", "onnxruntime_int8", "openvino", "openvino_bfloat16", "openvino_int8",
 ]  # fmt: skip
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Column = PositiveInt | Name  # a number is the place of a column where the file has no header; 1 is the first

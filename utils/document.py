@@ -434,7 +434,7 @@ class VariantRow(TypedDict, total=False):
 
     Factors are of the throughput: `gain` over the reference, `gain_over_base` over `base`, from which the variant
     differs by one `fix`; `predicted` and `tried` are what step 02 says of it on its one batch. `operators` has what
-    kinds of operators took in `base` and here, replayed on a batch; {} where torch does not see them. Shares, not
+    kinds of operators took in `base` and here, replayed on some texts; {} where torch does not see them. Shares, not
     percent.
     """
 

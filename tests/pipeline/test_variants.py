@@ -260,11 +260,11 @@ def test_a_loss_that_its_operators_do_not_show_is_given_no_reason_of_theirs():
     row = {"name": "int8", "words": "int8", "operators": {"products": {"before_s": 1.2, "after_s": 1.0}}}
     assert sentence(row | {"gain_over_base": {"value": 1.1, "low": 0.9, "high": 1.3}}) == "products 1.20× faster"
     lost = sentence(row | {"gain_over_base": {"value": 0.8, "low": 0.7, "high": 0.9}})
-    assert lost == "its operators on one batch do not show it: there they were 1.20× as fast"
+    assert lost == "its operators on some texts do not show it: there they were 1.20× as fast"
     known = row | {"gain_over_base": {"value": 1.0, "low": 0.96, "high": 1.04}}
     assert sentence(known) == "products 1.20× faster", "one batch is not all texts"
     known["operators"] = {"products": {"before_s": 1.0, "after_s": 1.5}}
-    assert sentence(known) == "its operators on one batch do not show it: there they were 0.67× as fast"
+    assert sentence(known) == "its operators on some texts do not show it: there they were 0.67× as fast"
 
 
 def test_a_reason_is_told_once_and_what_is_faster_but_unsure_is_named():

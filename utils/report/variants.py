@@ -231,7 +231,7 @@ def _by_reason(reasons: Iterable[tuple[str, VariantRow]]) -> list[str]:
 def _reasons(found: Variants, rows: Sequence[VariantRow], only: str | None = "") -> list[Block]:
     """Return which operators made each variant, or `only` the one of that name, faster, and which did not."""
     told = _whys(found, rows, only)
-    return [Paragraph("Why, by the operators of one batch:"), BulletList(told)] if told else []
+    return [Paragraph("Why, by the operators of some texts:"), BulletList(told)] if told else []
 
 
 def _whys(found: Variants, rows: Sequence[VariantRow], only: str | None = "") -> list[str]:

@@ -100,7 +100,7 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
         with run.progress(len(listed), "make the variants") as progress:
             made, refused = rounds.make(listed, shop, timer, deadline, lambda text: progress.advance(1, text))
         found = Comparison(rows, receipt.rows, made, refused)
-        found.operators = operators.replay(made, probe[:chosen], len(probe), timer, device, deadline)
+        found.operators = operators.replay(made, shop.pack(), len(probe), timer, device, deadline)
         left, most = deadline - timer.clock(), settings.rows or len(rows)
         parts = rounds.parts_of(lengths, made, len(probe), left, most)
         _measure(run, found, parts, timer, deadline)

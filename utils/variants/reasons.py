@@ -41,7 +41,7 @@ def sentence(row: VariantRow, is_alone: bool = False) -> str | None:
         return None
     gain = row.get("gain_over_base")
     if gain and _contradicts(before / after, gain):
-        return f"its operators on one batch do not show it: there they were {times(before / after)}× as fast"
+        return f"its operators on some texts do not show it: there they were {times(before / after)}× as fast"
     faster, slower, same, new = list[str](), list[str](), list[str](), list[str]()
     same_s = 0.0
     for kind, change in sorted(changes.items(), key=lambda item: -max(item[1]["before_s"], item[1]["after_s"])):
@@ -70,7 +70,7 @@ def sentence(row: VariantRow, is_alone: bool = False) -> str | None:
 
 
 def _contradicts(factor: float, gain: Factor) -> bool:
-    """Tell whether one batch got faster or slower by a factor that the gain over all texts does not have."""
+    """Tell whether some texts got faster or slower by a factor that the gain over all texts does not have."""
     if gain["low"] > 1 / CHANGED and gain["high"] < CHANGED:
         return not CHANGED**-2 < factor < CHANGED**2
     return factor > CHANGED if gain["high"] < 1 else gain["low"] > 1 and factor < 1 / CHANGED

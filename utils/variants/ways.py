@@ -25,6 +25,8 @@ from boundby.inference import (
 )
 from boundby.inference.engines import ENGINES, LEAST_CALIBRATION, Engine, Library
 from boundby.inference.fixes import COMPILE_S, SPARE_MEMORY
+from boundby.inference.precision import can_prepare
+from boundby.inference.predictor import HOST_BUDGET
 from boundby.memory import free_bytes
 from boundby.timer import Work
 from boundby.verdict import Fix
@@ -113,6 +115,11 @@ class Workshop:
         texts = self.by_length or self.probe
         start = max(0, (len(texts) - size) // 2)
         return texts[start : start + size]
+
+    def pack(self) -> Sequence[str]:
+        """Return the texts of the probe that a usual pack holds, and a batch at least: fewer are calls above all."""
+        lengths = tokenize(self.loaded.tokenizer, self.probe, self.max_length).lengths
+        return self.probe[: max(self.batch_size, int(np.searchsorted(np.cumsum(lengths), HOST_BUDGET, "right")))]
 
     def engine(self, library: Library) -> tuple[EngineProcess, float]:
         """Return the process that holds the model converted for this library, and the seconds that took earlier.
@@ -214,6 +221,8 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
         Variant(REFERENCE, "padded, as they come", _as_they_come, base=None),
         Variant("sorted", "padded, by length", _sorted, base=REFERENCE),
         Variant(PACKED, UNPADDED, _packed, REFERENCE, Fix("remove_padding"), settings=()),
+        Variant("float32_prepared", "prepared weights", partial(_in, "float32_prepared"), settings=(),
+                require=_require_layouts),
         Variant("half_threads", fewer, partial(_with_threads, half), fix=of_threads,
                 settings=(), environment={"OMP_NUM_THREADS": str(half)}),
         Variant("float32_fast", "coarser products", partial(_in, "float32_fast"), fix=of_products,
@@ -326,6 +335,11 @@ def _packed(shop: Workshop) -> Way:
 def _in(precision: str, shop: Workshop) -> Way:
     way = _predicting(shop.predictor(precision), shop.loaded)
     return replace(way, setting=partial(ALL_PRECISIONS[precision].active, shop.loaded.device))
+
+
+def _require_layouts(shop: Workshop) -> None:
+    if not can_prepare(shop.loaded.device):
+        raise Refused("not_possible", "this device has no kernels for weights that are laid out before")
 
 
 def _bfloat16(shop: Workshop) -> Way:
