@@ -119,7 +119,9 @@ def test_a_rotary_embedding_turns_states_where_they_are_and_leaves_other_kinds_t
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
-def test_threads_share_the_work_and_change_no_bit(threads):
+def test_threads_share_the_work_and_change_no_bit(threads, monkeypatch):
+    for least in ("NORMED", "ROUNDED", "MULTIPLIED"):
+        monkeypatch.setattr(kernels, least, 1)
     states = some(3, 1, 6, sum(LENGTHS), 32)
     given, before = some(1, 1000, 64), torch.get_num_threads()
     weight = torch.ones(64)
@@ -154,14 +156,15 @@ def test_work_is_done_once_where_there_may_be_no_more_threads(is_queued, monkeyp
         torch.set_num_threads(3)
         with Refusing() as pool:
             monkeypatch.setattr(kernels, "_threads", lambda: pool)
-            kernels._in_shares(10, lambda first, last: done.extend(range(first, last)))
+            kernels._in_shares(10, lambda first, last: done.extend(range(first, last)), 1)
     finally:
         torch.set_num_threads(before)
     assert sorted(done) == list(range(10))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_has_threads_of_its_own():
+def test_a_forked_process_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(kernels, "NORMED", 1)
     given, weight, before = torch.ones(1, 1000, 64), torch.ones(64), torch.get_num_threads()
     mine, theirs = multiprocessing.Pipe()
 
