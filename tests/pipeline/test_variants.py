@@ -240,6 +240,9 @@ def test_the_reason_names_what_got_faster_and_what_did_not_and_of_a_loss_what_co
 def test_a_model_that_cannot_be_packed_is_not_said_to_have_no_padding():
     way = Way(lambda texts: LOGITS, 1, 1, "padded with a mask")
     assert called(Variant("int8", "int8, without padding", lambda shop: way), way) == "int8, padded"
+    alone = replace(way, is_padded=False)
+    reference = Variant("as_it_comes", "padded, as they come", lambda shop: alone, None)
+    assert called(reference, alone) == "one text at a time"
     products = {"products": {"before_s": 1.0, "after_s": 0.5}}
     row = {"base": "as_it_comes", "is_padded": way.is_padded, "operators": products}
     assert sentence(row).startswith("less padding: ")

@@ -50,7 +50,7 @@ RefusalKind = Literal[
     "failed",
 ]
 REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: others are compared with them
-UNPADDED = "without padding"
+UNPADDED, ONE_BY_ONE = "without padding", "one text at a time"
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
 ENGINE_SIZES = (16, 32, 64, 128)
 SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
@@ -204,8 +204,15 @@ def _unpadded(variant: Variant) -> Variant:
 
 
 def called(variant: Variant, way: Way | None) -> str:
-    """Return the words for a variant that is made this way: the batches of a model that cannot be packed are padded."""
-    return variant.words.replace(UNPADDED, "padded") if way is not None and way.is_padded else variant.words
+    """Return the words for a variant that is made this way.
+
+    The batches of a model that cannot be packed are padded, and those of one text are not.
+    """
+    if way is None:
+        return variant.words
+    if variant.name == REFERENCE and not way.is_padded:
+        return ONE_BY_ONE
+    return variant.words.replace(UNPADDED, "padded") if way.is_padded else variant.words
 
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
@@ -248,7 +255,7 @@ def _checkpoint(name: str) -> Variant:
 
 
 def _as_they_come(shop: Workshop) -> Way:
-    return _padded(shop, shop.batch_size, by_length=False)
+    return replace(_padded(shop, shop.batch_size, by_length=False), is_padded=shop.batch_size > 1)
 
 
 def _sorted(shop: Workshop) -> Way:
