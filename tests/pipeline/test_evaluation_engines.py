@@ -64,6 +64,8 @@ def engine(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamesp
     monkeypatch.setattr(engines, "EngineProcess", Process)
     monkeypatch.setattr(engines, "open_session", lambda path, engine, threads: session)
     monkeypatch.setattr(engines, "turns", lambda own, engine, texts: fake.turns)
+    smallest = lambda predictor, texts, budgets: SimpleNamespace(token_budget=min(budgets))  # noqa: E731
+    monkeypatch.setattr(engines, "search_token_budget", smallest)
     monkeypatch.setattr(engines, "SHARE", 1e9)
     only_float32 = {name: each for name, each in engines.PRECISIONS.items() if name == "float32"}
     monkeypatch.setattr("boundby.inference.planning.available", lambda device: tuple(only_float32.values()))
@@ -96,6 +98,15 @@ def test_an_engine_that_surely_wins_computes_every_row_and_is_converted_once(set
     record = json.loads((tmp_path / "fastest" / "evaluation" / "metrics.json").read_text())["metrics"]
     assert record["precision"] == "openvino" and record["exactness"]["same_labels"] == 80
     assert workplace.evaluate(arguments, "plan --anew") == [0] and engine.conversions == 1
+
+
+@pytest.mark.parametrize(("asked_for", "taken"), [("null", 512), ("128", 128)])
+def test_an_engine_has_the_budget_that_is_best_for_its_padded_batches_unless_one_is_asked_for(
+    settings, engine, tmp_path, asked_for, taken
+):
+    budget = f"evaluation.token_budget={asked_for}"
+    assert workplace.evaluate([*asked(settings, tmp_path), budget], "plan") == [0]
+    assert (planned(tmp_path).choices.precision, planned(tmp_path).choices.token_budget) == ("openvino", taken)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [

@@ -13,7 +13,15 @@ import torch
 
 from boundby import environment, files
 from boundby.device import has_bfloat16_products, is_host
-from boundby.inference import PRECISIONS, Precision, PrecisionRule, Predictor, Sample, choose_precision
+from boundby.inference import (
+    PRECISIONS,
+    Precision,
+    PrecisionRule,
+    Predictor,
+    Sample,
+    choose_precision,
+    search_token_budget,
+)
 from boundby.inference.engines import (
     ENGINES,
     LEAST_CALIBRATION,
@@ -36,7 +44,8 @@ from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstac
 SHARE = 0.1  # of what an evaluation takes may go into trying engines: so much slower does one get that wins nothing
 PROMISING = ("openvino_int8", "openvino_bfloat16", "openvino", "onnxruntime_int8", "onnxruntime")  # in this order
 TURNS, TURN_TEXTS = 5, 512
-PASSES = 4  # over the sample: choosing, and turns on a part of it
+BUDGETS = (512, 1024, 2048)  # tokens of a padded batch to choose from: with fewer there is less to pad
+PASSES = 6  # over the sample: choosing, then budgets and turns on a part of it
 FASTER = 1.02  # as in the rule by which step 05 recommends: less is no reason to take another library
 RECEIPT = "converted.json"
 
@@ -121,14 +130,17 @@ def _fastest(
     name = choice.options.precision
     precision, file, convert_s = offered[name]
     engine = Predictor(loaded.model, loaded.tokenizer, choice.options, choice.check_texts, precisions=precisions)
-    rates = turns(own, engine, sample.texts[:TURN_TEXTS])
+    texts = sample.texts[:TURN_TEXTS]
+    if own.options.token_budget is None:
+        engine = engine.with_token_budget(search_token_budget(engine, texts, BUDGETS).token_budget)
+    rates = turns(own, engine, texts)
     gain = Interval.of(estimate([mine / theirs for mine, theirs in rates]))
     said = f"{ENGINES[name].words} is {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}] times as fast"
     record = EngineChoice(None, "", convert_s, gain.value, gain.low, gain.high)
     if gain.low <= FASTER:
         record = replace(record, reason="; ".join([*reasons, *choice.reasons, f"{said}: no sure gain"]))
         return Chosen(record)
-    saved_s = float(np.mean([mine - theirs for mine, theirs in rates])) / len(sample.texts[:TURN_TEXTS])
+    saved_s = float(np.mean([mine - theirs for mine, theirs in rates])) / len(texts)
     after = int(convert_s / saved_s) + 1
     told = f"{said} as {own.options.precision.replace('_', ' ')} here"
     if convert_s:
