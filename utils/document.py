@@ -509,11 +509,12 @@ def read_document(path: Path, version: int, kind: Any = Document) -> Document:
     if found != version:
         raise OtherVersion(found)
     try:
-        content["batch_sizes"] = with_verdicts(content.get("batch_sizes", ()))
+        if "batch_sizes" in content:  # else their lack shows below
+            content["batch_sizes"] = with_verdicts(content["batch_sizes"])
     except (TypeError, AttributeError, LookupError) as error:
         raise ValueError(f"{path} cannot be read: batch_sizes are not rows with verdicts ({error})") from None
     document: Document = shaped(content, kind)
-    measured = [row for row in document["batch_sizes"] if row["status"] in MEASURED]
+    measured = [row for row in document.get("batch_sizes", ()) if row["status"] in MEASURED]
     if kind is Document and measured:
         shaped({"measured": measured, **document}, _Swept)
     return document

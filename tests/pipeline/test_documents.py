@@ -51,6 +51,16 @@ def test_a_sweep_of_the_wrong_shape_is_one_error_that_names_the_file(tmp_path, r
         read_document(path, METRICS_VERSION)
 
 
+def test_a_document_without_its_sweep_is_not_taken_for_one_that_measured_nothing(tmp_path):
+    documents = foreign.left_by_the_steps(tmp_path)[:2]  # as the report and the comparison read it
+    for document in documents:
+        whole = json.loads(document.whole)
+        del whole["batch_sizes"]
+        document.path.write_text(json.dumps(whole))
+        with pytest.raises((InputError, ValueError), match="batch_sizes"):
+            document.read()
+
+
 @pytest.mark.parametrize("content", SHAPES)
 def test_what_is_no_record_is_one_error_that_names_the_file(tmp_path, content):
     (tmp_path / "x.json").write_text(content)
