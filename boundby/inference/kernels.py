@@ -479,7 +479,7 @@ def attention(
     def attend(first: int, last: int) -> None:
         _run(_attend, *flat, steps, places, longest, (first, last), shared, width, factor, *sides)
 
-    _in_shares(heads, attend, -(-MULTIPLIED // (pairs * width)))
+    _in_shares(heads, attend, MULTIPLIED // max(1, pairs * width))
     return out
 
 
