@@ -1,4 +1,4 @@
-"""What the stand-in card must do for a test on it to mean anything: numbers, order, limits and failures of a real one."""
+"""What the stand-in card must do for a test on it to mean anything: numbers, order, limits and failures."""
 
 import os
 import subprocess
@@ -169,8 +169,16 @@ def test_a_read_while_a_graph_is_captured_breaks_the_capture():
         assert machine.capture is None
 
 
-@pytest.mark.parametrize("after", [lambda one: one + 1, lambda one: one.item(), lambda _: torch.cuda.synchronize(),
-                                   lambda _: torch.cuda.empty_cache(), lambda _: torch.zeros(1, device="cuda")])  # fmt: skip
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda one: one + 1,
+        lambda one: one.item(),
+        lambda _: torch.cuda.synchronize(),
+        lambda _: torch.cuda.empty_cache(),
+        lambda _: torch.zeros(1, device="cuda"),
+    ],
+)
 def test_a_sticky_error_comes_late_and_stays(after: Callable[[torch.Tensor], object]):
     with plugged_in(H100.with_(fails_at=3)):
         one = torch.ones(1, device="cuda")
@@ -201,10 +209,14 @@ def test_a_throttled_card_is_slower_and_says_why():
 @pytest.mark.parametrize(
     ("card", "dtype", "has_mask", "kernel"),
     [
-        (H100, torch.bfloat16, False, "cudnn"), (A100, torch.bfloat16, False, "flash"), (A100, torch.float32, False, "efficient"),
-        (A100, torch.bfloat16, True, "efficient"), (T4, torch.float16, False, "efficient"), (T4, torch.bfloat16, False, "math"),
+        (H100, torch.bfloat16, False, "cudnn"),
+        (A100, torch.bfloat16, False, "flash"),
+        (A100, torch.float32, False, "efficient"),
+        (A100, torch.bfloat16, True, "efficient"),
+        (T4, torch.float16, False, "efficient"),
+        (T4, torch.bfloat16, False, "math"),
     ],
-)  # fmt: skip
+)
 def test_attention_takes_the_kernel_that_the_card_has(card: Card, dtype: torch.dtype, has_mask: bool, kernel: str):
     from tests.gpu_double import tensors
 

@@ -22,6 +22,7 @@ from .machine import Machine
 __all__ = ["A100", "Card", "H100", "H200", "Machine", "T4", "environment", "plugged_in"]
 
 PROGRAM = ("boundby", "utils", "scripts", "__main__")
+_plugged: list[Machine] = []
 FOLDER = Path(__file__).resolve().parent
 
 
@@ -64,6 +65,8 @@ def plug_in(machine: Machine) -> list[Any]:
     sys.modules["pynvml"] = nvml.module(machine)
     undo.append(lambda: sys.modules.pop("pynvml") if before_module is None else _restore(before_module))
     put(tensors, "machine", machine)
+    _plugged.append(machine)
+    undo.append(_plugged.pop)
     for name, value in cuda.names(machine).items():
         put(torch.cuda, name, value)
         if hasattr(torch.cuda.memory, name):
@@ -85,22 +88,26 @@ def plug_in(machine: Machine) -> list[Any]:
     return undo
 
 
-def plug_in_time(machine: Machine) -> None:
-    """Let the time functions be the machine's for the program's own code; libraries keep the real ones."""
+def plug_in_time() -> None:
+    """Let the time functions be those of the machine that is plugged in, for the program's own code.
+
+    Libraries keep the real ones, and so does the program while no machine is plugged in.
+    """
     for name, ours in {
-        "perf_counter": machine.read,
-        "monotonic": machine.read,
-        "perf_counter_ns": lambda: round(machine.read() * 1e9),
-        "monotonic_ns": lambda: round(machine.read() * 1e9),
-        "sleep": machine.sleep,
+        "perf_counter": lambda machine: machine.read(),
+        "monotonic": lambda machine: machine.read(),
+        "perf_counter_ns": lambda machine: round(machine.read() * 1e9),
+        "monotonic_ns": lambda machine: round(machine.read() * 1e9),
+        "sleep": lambda machine, seconds: machine.sleep(seconds),
     }.items():
         setattr(time, name, _by_caller(ours, getattr(time, name)))
 
 
 def _by_caller(ours: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
     def function(*args: float) -> Any:
-        name = sys._getframe(1).f_globals.get("__name__", "")
-        return (ours if name.partition(".")[0] in PROGRAM else real)(*args)
+        if _plugged and sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in PROGRAM:
+            return ours(_plugged[-1], *args)
+        return real(*args)
 
     return function
 

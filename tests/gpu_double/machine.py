@@ -261,7 +261,7 @@ class Machine:
     # What NVML reads
 
     def utilization_pct(self) -> float:
-        """Return the share of its time in which a kernel ran since it was last asked, a sixth of a second ago or more."""
+        """Return the share of time in which a kernel ran since the last answer, a sixth of a second ago or more."""
         at, busy_s = self._asked
         if self.now - at >= SAMPLE_S:
             self._utilization_pct = min(100.0, 100.0 * (self.busy_s - busy_s) / (self.now - at))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .machine import Machine
@@ -69,7 +70,7 @@ class CardTensor(torch.Tensor):
             cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype,
             device="cuda:0", requires_grad=raw.requires_grad,
         )  # fmt: skip
-        made.raw = raw
+        made.raw = raw.detach() if raw.requires_grad else raw  # what it computes is not recorded twice
         made.block = block or Block(raw.untyped_storage().nbytes())
         return made
 
@@ -152,9 +153,31 @@ def register() -> torch.library.Library:
     for name in ("copy_", "_to_copy"):
         explicit.impl(name, functools.partial(_factory, getattr(aten, name).default), "CUDA")
     _kept.append(explicit)
+    _show_as_plain()
     for overload, attention in ((aten.scaled_dot_product_attention.default, attend),):
         overload.py_impl(DispatchKey.CompositeImplicitAutograd)(attention)
     return library
+
+
+def _show_as_plain() -> None:
+    """Let the program's own modes take tensors of the card for plain ones, as those of a real card are."""
+
+    def wrap(mode: type) -> None:
+        dispatch = mode.__dict__.get("__torch_dispatch__")
+        if dispatch is None or not mode.__module__.startswith("boundby."):
+            return
+
+        def seen(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return dispatch(self, func, [torch.Tensor if kind is CardTensor else kind for kind in types], args, kwargs)
+
+        mode.__torch_dispatch__ = seen  # type: ignore[attr-defined]
+
+    def of_new(mode: type, **_: Any) -> None:
+        wrap(mode)
+
+    for mode in TorchDispatchMode.__subclasses__():
+        wrap(mode)
+    TorchDispatchMode.__init_subclass__ = classmethod(of_new)  # type: ignore[assignment]
 
 
 def _factory(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -166,12 +189,18 @@ def _factory(func: Any, *args: Any, **kwargs: Any) -> Any:
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator: on the host for its numbers, on the machine for its time."""
     # All tensors are normal ones: a view of a normal tensor cannot be one of inference mode.
-    with torch._C._InferenceMode(False), torch.no_grad():
+    with torch._C._InferenceMode(False):
         return _ran(func, args, kwargs)
 
 
 def _ran(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     assert machine is not None
+    if _only_views(func):
+        base = args[0]
+        out = func(*[value.raw if type(value) is CardTensor else _raw(value) for value in args], **kwargs)
+        if isinstance(out, torch.Tensor):
+            return CardTensor(out, base.block)
+        return type(out)(CardTensor(part, base.block) for part in out)
     if func is aten._to_copy.default:
         return _copied(args[0], kwargs)
     if func is aten.copy_.default and isinstance(args[1], CardTensor) != isinstance(args[0], CardTensor):
@@ -253,6 +282,14 @@ def _raw(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
     return value
+
+
+@functools.cache
+def _only_views(func: Any) -> bool:
+    """Tell whether an operator never computes: its result shares memory with its first argument, whatever it is."""
+    returns = func._schema.returns
+    shares = len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+    return shares and func.namespace == "aten" and not _is_composed(func) and func not in FREE | {aten._to_copy.default}
 
 
 @functools.cache

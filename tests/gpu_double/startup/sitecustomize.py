@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-FOLDER = str(Path(__file__).resolve().parent.parent.parent)
+ROOT = str(Path(__file__).resolve().parents[3])
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -35,13 +35,15 @@ class Finder(importlib.abc.MetaPathFinder):
 
 def begin():
     """Read the card, and wait for torch."""
-    sys.path.append(FOLDER)  # at the end: nothing of the tests shadows anything
-    import gpu_double
-    from gpu_double import card, nvml
+    sys.path.insert(0, ROOT)
+    from tests import gpu_double  # by the name that a test knows it by: two copies would have two machines
+    from tests.gpu_double import card, nvml
 
+    sys.path.remove(ROOT)
     given = card.from_environment()
     machine = gpu_double.Machine(given)
-    gpu_double.plug_in_time(machine)
+    gpu_double.plug_in_time()
+    gpu_double._plugged.append(machine)  # before torch, too
     sys.modules["pynvml"] = nvml.module(machine)
 
     def quiet(module):  # the real host's counters have nothing to do with the machine's clock
