@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from boundby import device as devices
 from boundby.device import is_gpu
 from boundby.formatting import first_line
-from boundby.inference import Tokens, collate, forward, tokenize
+from boundby.inference import Tokens, batches_in_order, collate, forward, rotary_of, tokenize
 from utils import tasks
 from utils.config import Model
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
@@ -106,13 +106,14 @@ def _largest(loaded: LoadedModel, tokens: Tokens, batch_rows: int) -> np.ndarray
 
 
 def _logits(loaded: LoadedModel, tokens: Tokens, batch_rows: int) -> np.ndarray:
-    rows = range(len(tokens.ids))
+    every = range(len(tokens.ids))
+    batches = batches_in_order(rotary_of(loaded.model), tokens, every, batch_rows)
     parts = []
     with torch.inference_mode():
-        for start in range(0, len(rows), batch_rows):
-            batch = collate(tokens, rows[start : start + batch_rows], loaded.tokenizer.pad_token_id, loaded.device)
+        for rows in batches:
+            batch = collate(tokens, rows, loaded.tokenizer.pad_token_id, loaded.device)
             parts.append(forward(loaded.model, batch).float().cpu().numpy())
-    return np.concatenate(parts)
+    return np.concatenate(parts)[np.argsort(np.concatenate(batches))]
 
 
 def agreement_texts(texts: Sequence[str]) -> list[str]:

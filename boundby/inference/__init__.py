@@ -11,7 +11,16 @@ allows. `choose_precision` measures what it may compute in, `search_token_budget
     prediction = predictor.predict(texts)  # .logits [rows, labels] float32, in the order of the texts
 """
 
-from boundby.inference.batches import TOKENIZER_CHUNK, Batch, Tokens, collate, forward, token_budget_batches, tokenize
+from boundby.inference.batches import (
+    TOKENIZER_CHUNK,
+    Batch,
+    Tokens,
+    batches_in_order,
+    collate,
+    forward,
+    token_budget_batches,
+    tokenize,
+)
 from boundby.inference.packing import UnsupportedAttention
 from boundby.inference.planning import (
     SAMPLE_ROWS,
@@ -25,6 +34,7 @@ from boundby.inference.planning import (
 from boundby.inference.precision import PRECISIONS, Precision, matmul_effect, weight_bytes
 from boundby.inference.predictor import Prediction, Predictor, PredictorOptions, TimeSplit
 from boundby.inference.reference import ExactnessReport, compare_logits, margins, one_by_one, require_classifier
+from boundby.inference.rotary import rotary_of
 from boundby.inference.selfcheck import Refusal, SelfCheck
 from boundby.inference.strategies import compile_obstacle
 
@@ -47,6 +57,7 @@ __all__ = [
     "TimeSplit",
     "Tokens",
     "UnsupportedAttention",
+    "batches_in_order",
     "choose_precision",
     "collate",
     "compare_logits",
@@ -56,6 +67,7 @@ __all__ = [
     "matmul_effect",
     "one_by_one",
     "require_classifier",
+    "rotary_of",
     "search_token_budget",
     "token_budget_batches",
     "tokenize",

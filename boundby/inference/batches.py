@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from boundby.device import is_gpu
+from boundby.inference.rotary import Rotary, rotary_of
 from boundby.whole_set import Shape
 
 TOKENIZER_CHUNK = 1000  # texts per call: the Rust tokenizer is fed well, and memory stays flat
@@ -169,10 +170,21 @@ def _gathered(
     return batches
 
 
+def batches_in_order(rotary: Rotary, tokens: Tokens, rows: Sequence[int], size: int) -> list[list[int]]:
+    """Return the rows in batches of `size` as they come.
+
+    One is divided where a text has other rotary positions beside the others of the batch than alone.
+    """
+    batches = (np.asarray(rows[start : start + size]) for start in range(0, len(rows), size))
+    return [batch[part].tolist() for batch in batches for part in rotary.groups(tokens.lengths[batch])]
+
+
 def forward(model: Any, batch: Batch) -> torch.Tensor:
     """Return the logits of one batch, `[rows, labels]`, on the device and in the model's dtype.
 
-    A batch without padding goes in without a mask: attention then needs none, and the labels are the same.
+    A batch without padding goes in without a mask: attention then needs none, and the labels are the same. What earlier
+    batches have left in the rotary positions of the model is taken back.
     """
+    rotary_of(model).forget()
     mask = batch.attention_mask if batch.is_padded else None
     return cast(torch.Tensor, model(input_ids=batch.input_ids, attention_mask=mask).logits)

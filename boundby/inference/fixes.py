@@ -13,9 +13,10 @@ import torch
 from boundby.ceilings import matmul_precision
 from boundby.device import is_host
 from boundby.environment import memory_limit_bytes
-from boundby.inference.batches import Batch, Tokens, collate, forward
+from boundby.inference.batches import Batch, Tokens, batches_in_order, collate, forward
 from boundby.inference.precision import Precision, matmul_effect, tolerance
 from boundby.inference.reference import in_dtype
+from boundby.inference.rotary import rotary_of
 from boundby.inference.strategies import Strategy, candidates, compile_layers, compile_obstacle
 from boundby.roofline import Interval
 from boundby.stats import wilson_interval
@@ -64,12 +65,11 @@ class Subject:
 
     def labels_of(self, model: Any) -> np.ndarray:
         """Return the label that `model` gives each text of the sample, in batches of the size that is timed."""
-        rows, size = list(self.sample), len(self.batch.rows)
-        parts = []
-        for start in range(0, len(rows), size):
-            batch = collate(self.tokens, rows[start : start + size], self.tokenizer.pad_token_id or 0, self.device)
-            parts.append(forward(model, batch).argmax(dim=-1).cpu().numpy())
-        return np.concatenate(parts)
+        labels = np.empty(len(self.tokens.ids), dtype=np.int64)
+        for rows in batches_in_order(rotary_of(model), self.tokens, self.sample, len(self.batch.rows)):
+            batch = collate(self.tokens, rows, self.tokenizer.pad_token_id or 0, self.device)
+            labels[rows] = forward(model, batch).argmax(dim=-1).cpu().numpy()
+        return labels[list(self.sample)]
 
     def same_labels(self, labels: Callable[[], np.ndarray]) -> Callable[[], SameLabels | None]:
         """Return a call that compares these labels with those of the model as it is; None where it gives none."""
@@ -99,14 +99,18 @@ def without_padding(subject: Subject) -> Candidate | Untried | None:
         return Untried(fix, "not_possible", "texts of this model cannot be packed here")
 
     def make() -> Made:
-        strategy = make_strategy()
-        rows = sorted(subject.batch.rows, key=lambda row: -subject.tokens.ids[row].size)
-        own = forward(subject.model, collate(subject.tokens, rows, subject.tokenizer.pad_token_id or 0, subject.device))
-        _require_equal(strategy.logits(subject.tokens, rows), own, precision)
-        return Made(
-            lambda: strategy.logits(subject.tokens, rows),
-            subject.same_labels(lambda: _packed_labels(subject, strategy)),
-        )
+        strategy, tokens, pad_id = make_strategy(), subject.tokens, subject.tokenizer.pad_token_id or 0
+        batch = np.asarray(subject.batch.rows)
+        packs = strategy.batches(tokens.lengths[batch], subject.batch.tokens_padded)
+        packed = [batch[places].tolist() for places in packs]  # one, but where rotary positions keep texts apart
+
+        def logits() -> torch.Tensor:
+            found = [strategy.logits(tokens, rows) for rows in packed]
+            return found[0] if len(found) == 1 else torch.cat(found)
+
+        own = [forward(subject.model, collate(tokens, rows, pad_id, subject.device)) for rows in packed]
+        _require_equal(logits(), torch.cat(own), precision)
+        return Made(logits, subject.same_labels(lambda: _packed_labels(subject, strategy)))
 
     return Candidate(fix, make)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from boundby.device import is_gpu, is_out_of_memory
-from boundby.inference.batches import tokenize
+from boundby.inference.batches import Tokens, tokenize
 from boundby.inference.precision import Precision, available
 from boundby.inference.predictor import Predictor, PredictorOptions
 from boundby.inference.reference import (
@@ -102,7 +102,7 @@ def choose_precision(
     reference = sample.reference
     if reference is None:
         reference = one_by_one(in_dtype(model, torch.float32), tokens, range(len(tokens.ids)))
-    check_texts = _check_texts(sample) if sample.check_texts is None else sample.check_texts
+    check_texts = _check_texts(sample, tokens) if sample.check_texts is None else sample.check_texts
     candidates = available(model.device) if precisions is None else precisions
     by_name = {precision.name: precision for precision in candidates}
     tried: list[tuple[ExactnessReport, Predictor]] = []
@@ -162,11 +162,11 @@ def _guard(
     return max(report.flip_margin, ties) if low >= rule.min_agreement else None
 
 
-def _check_texts(sample: Sample) -> Sequence[str]:
-    """Return texts spread over the lengths of the sample, its shortest and its longest among them."""
-    by_length = sorted(sample.texts, key=len)
+def _check_texts(sample: Sample, tokens: Tokens) -> Sequence[str]:
+    """Return texts spread over the lengths of the sample in tokens, its shortest and its longest among them."""
+    by_length = np.argsort(tokens.lengths, kind="stable")
     places = np.linspace(0, len(by_length) - 1, min(CHECK_TEXTS, len(by_length))).round().astype(int)
-    return [by_length[place] for place in places.tolist()]
+    return [sample.texts[row] for row in by_length[places].tolist()]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from boundby.inference import fused, last_layer, packing
 from boundby.inference.batches import Tokens, collate, on_device, packs, token_budget_batches
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
+from boundby.inference.rotary import Rotary, rotary_of
 
-ROPES_WITH_STATE = ("dynamic", "longrope")  # which keep the frequencies of the longest text so far
 HALF = (torch.bfloat16, torch.float16)
 BACKEND = "inductor"
 # No processes of torch's own, which a killed program would leave behind; and no kernel chosen by what was fastest, so
@@ -51,9 +51,18 @@ class Strategy:
         self._skipped_id = model.config.get_text_config().pad_token_id  # the head of a decoder steps back over it
         self._is_causal = bool(is_causal(model))
         self._no_cache = {"use_cache": False} if self._reads_last else {}
+        self._rotary = Rotary(self.model)
 
     def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
-        """Return which rows go together: a pure function of the lengths and the budget."""
+        """Return which rows go together, the longest first: a pure function of the lengths and the budget.
+
+        Texts whose rotary positions would be others than alone never do.
+        """
+        groups = self._rotary.groups(lengths)
+        return [rows[batch].tolist() for rows in groups for batch in self._filled(lengths[rows], budget)]
+
+    def _filled(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
+        """Return batches of texts any of which may go together."""
         raise NotImplementedError
 
     def cells(self, lengths: np.ndarray) -> int:
@@ -109,8 +118,7 @@ class Packed(Strategy):
             last_layer.defer(self.model, model, precision.dtype)
         self.name = "packed, variable-length attention" if attention == packing.VARLEN else "packed, by length"
         self._attention = attention
-        ropes = (str(getattr(module, "rope_type", "")) for module in self.model.modules())
-        self.is_reentrant = not any(rope in kind for kind in ropes for rope in ROPES_WITH_STATE)
+        self.is_reentrant = not self._rotary  # whose modules hold the frequencies of the forward that goes on
         self.model.set_attn_implementation(attention)
         embeddings = getattr(self.model.base_model, "embeddings", None)
         self._position_skips = getattr(embeddings, "padding_idx", None)  # RoBERTa and its kin alone have it there
@@ -120,7 +128,7 @@ class Packed(Strategy):
         super().compile()
         self.model.set_attn_implementation(packing.opaque(self._attention))
 
-    def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
+    def _filled(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
         """Return packs."""
         return packs(lengths, budget)
 
@@ -131,14 +139,19 @@ class Packed(Strategy):
     def logits(self, tokens: Tokens, rows: Sequence[int]) -> torch.Tensor:
         """Return the logits of one pack.
 
-        A trimmed last layer has one query per text, which sees all of it: in a causal model the text ends there.
+        A trimmed last layer has one query per text, which sees all of it: in a causal model the text ends there. Where
+        a text would have other rotary positions for that, the layer is computed whole.
         """
         ids, places = [tokens.ids[row] for row in rows], self._head_rows(tokens, rows)
-        if self.trims and self._is_causal:
-            ids = [text[: place + 1] for text, place in zip(ids, places, strict=True)]
-        direction = self._is_causal if self.trims else None
+        trims = self.trims
+        if trims and self._is_causal:
+            cut = [text[: place + 1] for text, place in zip(ids, places, strict=True)]
+            trims = all(self._rotary.are_same(len(text), len(ours)) for text, ours in zip(ids, cut, strict=True))
+            ids = cut if trims else ids
+        direction = self._is_causal if trims else None
         current = packing.pack(ids, places, self._position_skips, self.device, direction)
-        with current, self._reading(current.head_rows):
+        self._rotary.forget()
+        with current, self._reading(current.head_rows) if trims else contextlib.nullcontext():
             states = self.model.base_model(
                 input_ids=current.input_ids,
                 attention_mask=torch.ones_like(current.input_ids),  # of padding, of which there is none
@@ -165,7 +178,7 @@ class Padded(Strategy):
         # The stock head of a decoder without a padding id takes one text at a time.
         self._alone = masked and self._skipped_id is None and (self._reads_last or self._is_causal)
 
-    def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
+    def _filled(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
         """Return padded batches."""
         return token_budget_batches(lengths, 1 if self._alone else budget)
 
@@ -174,6 +187,7 @@ class Padded(Strategy):
         batch = collate(tokens, rows, self._pad_id, self.device)
         starts = np.arange(len(rows)) * batch.input_ids.shape[1]
         read = on_device(starts + self._head_rows(tokens, rows), self.device)
+        self._rotary.forget()
         with self._reading(read), self._kernels():
             if not self.own_head:
                 mask = batch.attention_mask if batch.is_padded else None
@@ -207,9 +221,10 @@ class Converted(Strategy):
         self.trims = False
         self.model = model
         self._session = precision.session
+        self._rotary = rotary_of(model)
         self._pad_id = padding_id(model, tokenizer)
 
-    def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
+    def _filled(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
         """Return padded batches."""
         return token_budget_batches(lengths, budget)
 

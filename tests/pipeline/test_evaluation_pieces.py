@@ -15,7 +15,7 @@ from boundby.inference import Tokens
 from boundby.inference.planning import token_budgets
 from utils.artifacts import Layout
 from utils.data import load_texts
-from utils.errors import InputError
+from utils.errors import InputError, PipelineError
 from utils.evaluation import executors, rows, tuning
 from utils.evaluation import run as evaluation
 from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
@@ -81,6 +81,22 @@ def test_texts_for_a_trial_come_from_all_over_the_dataset(dataset):
     shards = list(rows.split(dataset, replace(identity(50)), 5))
     assert len(rows.first_texts(dataset, shards, 20)) == 20
     assert rows.first_texts(dataset, shards[:1], 100) == [TEXTS[row] for row in range(5)]
+
+
+def test_the_shortest_and_longest_rows_are_those_by_tokens_whatever_their_characters(dataset):
+    by_text = {text: place for place, text in enumerate(reversed(TEXTS))}  # so that no order of characters fits
+    extremes = rows.Extremes(7, lambda texts: np.array([by_text[text] for text in texts]))
+    shards = list(rows.split(dataset, identity(50), 8, extremes))
+    assert extremes.tokens == sum(by_text[TEXTS[row % len(TEXTS)]] for row in range(50))
+    found = rows.check_texts(dataset, shards, extremes.offsets, 0)
+    assert sorted(found) == sorted([TEXTS[-1]] * 6 + [TEXTS[-2]] + [TEXTS[0]] * 7)
+    assert len(shards) == 7
+
+    def none(texts):
+        raise ValueError("text 3 has no tokens")
+
+    with pytest.raises(PipelineError, match="rows 0 to 21 of the dataset: text 3 has no tokens"):
+        list(rows.split(dataset, identity(50), 8, rows.Extremes(7, none)))
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -195,10 +211,6 @@ def test_the_margin_of_near_ties_is_that_of_full_batches(monkeypatch):
         for budget in (512, 2048)
     ]
     assert found == [0.0, 1.0]
-
-
-def test_the_tokens_of_all_texts_follow_from_their_characters():
-    assert tuning.whole_tokens(Machine({}), ["text"] * 10, characters=4000) == 100 * 10 * 4000 / 40
 
 
 @pytest.mark.parametrize(

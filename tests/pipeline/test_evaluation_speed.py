@@ -18,11 +18,13 @@ from utils.evaluation import plan as plans
 from utils.evaluation import planning, tuning
 
 LONG_S = 2000.0
+TEXTS = workplace.texts(12)
+TOKENS = sum(len(text.split()) for text, _ in TEXTS)  # of the tokenizer, words
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return workplace.prepare(tmp_path_factory.mktemp("evaluation"), workplace.texts(12))
+    return workplace.prepare(tmp_path_factory.mktemp("evaluation"), TEXTS)
 
 
 @pytest.fixture
@@ -70,18 +72,16 @@ def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, 
 
     monkeypatch.setattr(planning, "choose_precision", chosen)
     monkeypatch.setattr(tuning, "seconds_per_token", lambda predictor, _: seconds[predictor.options.precision])
-    monkeypatch.setattr(tuning, "whole_tokens", lambda *_: 8.0)
     monkeypatch.setattr(tuning, "choose_compilation", compilation)
     assert workplace.evaluate(here[1], "plan evaluation.precision=fastest") == [0]
-    assert asked == [("float32_fast", 2.0)]
+    assert asked == [("float32_fast", 0.25 * TOKENS)]
 
 
 def test_the_texts_that_a_gpu_computes_one_by_one_are_in_what_choosing_a_precision_costs(here, monkeypatch):
     texts, alone_s = 12, 2.0
     monkeypatch.setattr(planning, "is_gpu", lambda device: True)
     monkeypatch.setattr(planning, "device_name", lambda device: "a GPU")
-    monkeypatch.setattr(tuning, "seconds_per_token", lambda *_: 0.125)
-    monkeypatch.setattr(tuning, "whole_tokens", lambda *_: 8.0)
+    monkeypatch.setattr(tuning, "seconds_per_token", lambda *_: 1 / TOKENS)
     monkeypatch.setattr(tuning, "seconds_alone", lambda *_: alone_s)
     assert workplace.evaluate(here[1], "plan evaluation.precision=same") == [0]
     cost_s = planning.PASSES * 1.0 + texts * alone_s

@@ -13,7 +13,7 @@ from utils.artifacts import EvaluationFolder
 from utils.errors import InputError
 
 SCHEMA_VERSION = 5
-BATCHING = "longest-first-1"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
+BATCHING = "longest-first-2"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
 PLAN_COMMAND = "python scripts/evaluate.py plan"
 GUARD = 4.0  # as in `same`: twice what can flip a label, and that twice
 
@@ -175,7 +175,7 @@ class Plan:
 
     `attempt` is set where the evaluations that a store held before were moved aside, and is another one each time: a
     machine that has kept files of theirs does not take them for those of this one. `check_offsets` are the bytes of the
-    dataset where its shortest and longest rows begin, on which every worker checks its predictor.
+    dataset where its rows with the fewest and the most tokens begin, on which every worker checks its predictor.
     """
 
     identity: Identity

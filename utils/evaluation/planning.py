@@ -11,7 +11,7 @@ import torch
 from boundby import environment, files
 from boundby.cli import PACKAGE, PIPELINE
 from boundby.device import is_gpu, pick_device, runtime
-from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision
+from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision, tokenize
 from boundby.inference.planning import SAMPLE_ROWS, Sample
 from boundby.inference.reference import ExactnessReport, same_guard
 from utils import contents, tasks
@@ -37,7 +37,7 @@ CODE = (  # of a prediction
     "utils/data",
 )
 CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones
-CHECK_EXTREMES = 16  # shortest and longest rows of all among them: one of these has the most tokens
+CHECK_EXTREMES = 16  # shortest and longest rows of all among them, in tokens
 PASSES = 11  # over the sample that choosing a precision takes, text by text and in batches
 PAYS = 10  # times as long as choosing a precision must the evaluation be, unless the settings ask for it
 
@@ -118,30 +118,29 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
 
     A model that an engine computes with is converted onto `shelf`.
     """
-    extremes = rows.Extremes(CHECK_EXTREMES)
+    max_length, _ = effective_max_length(loaded, wanted.max_length)
+    extremes = rows.Extremes(CHECK_EXTREMES, lambda texts: tokenize(loaded.tokenizer, texts, max_length).lengths)
     shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
     rows.require_planned(dataset, wanted)
-    max_length, _ = effective_max_length(loaded, wanted.max_length)
     threads = max(1, torch.get_num_threads() // workers)
     options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
     check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
     texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
-    tokens = tuning.whole_tokens(predictor, texts, extremes.characters)
     token_s = tuning.seconds_per_token(predictor, texts)
-    whole_s = token_s * tokens
+    whole_s = token_s * extremes.tokens
     sample = rows.first_rows(dataset, shards, SAMPLE_ROWS)
     chosen = _precision(wanted, loaded, predictor, (sample, check_texts), whole_s)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
         token_s = tuning.seconds_per_token(predictor, texts)  # what the rest of the plan costs and saves is in this one
-        whole_s = token_s * tokens
+        whole_s = token_s * extremes.tokens
     engine = _engine(wanted, loaded, predictor, chosen, whole_s / workers, shelf)
     if engine and engine.predictor and engine.report:
         predictor = engine.predictor
         chosen = replace(chosen, options=predictor.options, report=engine.report)
         token_s = tuning.seconds_per_token(predictor, texts)
-        whole_s = token_s * tokens
+        whole_s = token_s * extremes.tokens
     budget = _budget(wanted, predictor, texts, (whole_s, token_s))
     predictor = predictor.with_token_budget(budget.token_budget)
     if engine and engine.predictor:

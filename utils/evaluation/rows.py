@@ -2,7 +2,7 @@
 
 import hashlib
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from utils import contents
 from utils.data.normalised import Row, Rows, scan
-from utils.errors import InputError
+from utils.errors import InputError, PipelineError
 from utils.evaluation.plan import Identity, Shard
 from utils.model_source import DOWNLOAD
 
@@ -18,25 +18,31 @@ RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 
 
 class Extremes:
-    """The rows with the shortest and with the longest texts of all that it is shown, by characters, `count` of each.
+    """The rows with the shortest and with the longest texts of all that it is shown, by tokens, `count` of each.
 
-    `characters` are those of all texts.
+    `lengths_of` gives the tokens of texts; `tokens` are those of all. Characters would not do: a short text of rare
+    characters may have the most tokens.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self.characters = 0
-        self._shortest: list[tuple[int, int]] = []  # heaps of characters, less than none for the shortest, and offset
+    def __init__(self, count: int, lengths_of: Callable[[Sequence[str]], np.ndarray]) -> None:
+        self._count, self._lengths_of = count, lengths_of
+        self.tokens = 0
+        self._shortest: list[tuple[int, int]] = []  # heaps of tokens, less than none for the shortest, and offset
         self._longest: list[tuple[int, int]] = []
 
-    def see(self, row: Row) -> None:
-        """Take the row into account."""
-        self.characters += len(row.text)
-        for kept, length in ((self._shortest, -len(row.text)), (self._longest, len(row.text))):
-            if len(kept) < self._count:
-                heapq.heappush(kept, (length, row.offset))
-            elif length > kept[0][0]:
-                heapq.heapreplace(kept, (length, row.offset))
+    def see(self, rows: Sequence[Row]) -> None:
+        """Take the rows into account. Raises PipelineError, with the rows, for a text that has no tokens."""
+        try:
+            lengths = self._lengths_of([row.text for row in rows])
+        except ValueError as error:
+            raise PipelineError(f"{span(rows[0].row_id, rows[-1].row_id)}: {error}") from error
+        self.tokens += int(lengths.sum())
+        for row, length in zip(rows, lengths.tolist(), strict=True):
+            for kept, place in ((self._shortest, -length), (self._longest, length)):
+                if len(kept) < self._count:
+                    heapq.heappush(kept, (place, row.offset))
+                elif place > kept[0][0]:
+                    heapq.heapreplace(kept, (place, row.offset))
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -68,8 +74,8 @@ def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | 
         read = list(islice(chosen, size))
         if len(read) < size:
             raise InputError(f"{path}: ends after {start + len(read)} of {identity.rows} rows to evaluate; {DOWNLOAD}")
-        for row in read if extremes is not None else ():
-            extremes.see(row)
+        if extremes is not None:
+            extremes.see(read)
         rows = Rows.of(read)
         row_ids = rows.row_ids
         if row_ids[0] <= last_id or (np.diff(row_ids) <= 0).any():
@@ -124,6 +130,11 @@ def check_texts(path: Path, shards: Sequence[Shard], offsets: Sequence[int], row
     for offset in offsets:
         texts += [row.text for row in islice(scan(path, offset), 1)]
     return texts
+
+
+def span(first_row_id: int, last_row_id: int) -> str:
+    """Return which rows these are, as a message begins."""
+    return f"rows {first_row_id} to {last_row_id} of the dataset"
 
 
 def rows_sha256(row_ids: np.ndarray, labels: np.ndarray | None, texts_sha256: str) -> str:

@@ -250,7 +250,7 @@ def _explained(predictions: Iterator[Prediction], begun: deque[_Begun]) -> Itera
         yield from predictions
     except ValueError as error:
         shard = begun[0].shard
-        raise PipelineError(f"rows {shard.first_row_id} to {shard.last_row_id} of the dataset: {error}") from error
+        raise PipelineError(f"{rows.span(shard.first_row_id, shard.last_row_id)}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -64,11 +64,6 @@ def guard_in_full_batches(predictor: Predictor, model: Any, texts: Sequence[str]
     return guard(float(np.abs(found - reference).max()), float(np.abs(reference).max()))
 
 
-def whole_tokens(predictor: Predictor, texts: Sequence[str], characters: int) -> float:
-    """Return about how many tokens all texts have together, from their characters and the tokens of some of them."""
-    return float(predictor.tokenize(texts).lengths.sum()) * characters / max(1, sum(map(len, texts)))
-
-
 def choose_budget(predictor: Predictor, texts: Sequence[str], whole_s: float, token_s: float) -> Budget:
     """Return the fastest budget for texts such as these, or the usual one where a search would not pay.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.inference import collate, tokenize, weight_bytes
+from boundby.inference import batches_in_order, collate, rotary_of, tokenize, weight_bytes
 from boundby.inference.engines import ENGINES, Library, Session, convert, file_bytes, open_session, quantized
 from boundby.memory import MemoryMeter, free_bytes
 from utils import models
@@ -159,6 +159,7 @@ class _Serving:
         self._folder, self._threads = folder, threads
         self._tokenizer: Any = None
         self._converted: Path | None = None
+        self._rotary = rotary_of(None)
         self._sessions: dict[str, Session] = {}
         torch.set_num_threads(threads)
 
@@ -174,6 +175,7 @@ class _Serving:
         loaded = models.load(self._source, CPU, "float32", trust_remote_code=self._trust)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._converted = convert(loaded.model, self._library, self._folder)
+        self._rotary = rotary_of(loaded.model)
         del loaded
         gc.collect()
 
@@ -188,12 +190,13 @@ class _Serving:
     def logits(self, engine: str, texts: list[str], size: int) -> np.ndarray:
         tokens, session = self._tokens(texts), self._sessions[engine]
         order = np.argsort(-tokens.lengths, kind="stable").tolist()
+        batches = batches_in_order(self._rotary, tokens, order, size)
         parts = []
-        for start in range(0, len(order), size):
-            batch = collate(tokens, order[start : start + size], self._tokenizer.pad_token_id or 0, CPU)
+        for rows in batches:
+            batch = collate(tokens, rows, self._tokenizer.pad_token_id or 0, CPU)
             parts.append(session(batch.input_ids.numpy(), batch.attention_mask.numpy()))
         found = np.concatenate(parts).astype(np.float32, copy=False)
-        return found[np.argsort(order)]
+        return found[np.argsort(np.concatenate(batches))]
 
     def rise(self, engine: str, texts: list[str], size: int) -> int | None:
         meter = MemoryMeter(CPU)

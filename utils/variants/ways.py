@@ -17,9 +17,11 @@ from boundby.inference import (
     Precision,
     Predictor,
     PredictorOptions,
+    batches_in_order,
     collate,
     compile_obstacle,
     forward,
+    rotary_of,
     tokenize,
     weight_bytes,
 )
@@ -298,16 +300,14 @@ def _padded(shop: Workshop, size: int, *, by_length: bool) -> Way:
         order = np.argsort(-tokens.lengths, kind="stable") if by_length else np.arange(len(texts))
         found = np.empty((len(texts), model.config.num_labels), dtype=np.float32)
         with torch.inference_mode():
-            for start in range(0, len(order), size):
-                rows = order[start : start + size].tolist()
+            for rows in batches_in_order(rotary_of(model), tokens, order.tolist(), size):
                 batch = collate(tokens, rows, tokenizer.pad_token_id, shop.loaded.device)
                 found[rows] = forward(model, batch).float().cpu().numpy()
         return found
 
     def work(texts: Sequence[str]) -> Work:
         tokens = tokenize(tokenizer, texts, shop.max_length)
-        starts = range(0, len(texts), size)
-        rows = [range(start, min(start + size, len(texts))) for start in starts]
+        rows = batches_in_order(rotary_of(model), tokens, range(len(texts)), size)
         batches = [collate(tokens, each, tokenizer.pad_token_id or 0, shop.loaded.device) for each in rows]
         return lambda: [forward(model, batch) for batch in batches]
 
