@@ -1,6 +1,7 @@
 """Pick a device, wait for it, describe it, and tell out-of-memory from other failures."""
 
 import ctypes
+import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from boundby import environment, files
 from boundby.sampler import AmdSource, NoSource, Source, nvml_source
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -247,6 +249,24 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         **({"rocm": torch.version.hip, "architecture": properties.gcnArchName} if torch.version.hip else {}),
     }
+
+
+def arithmetic(device: torch.device) -> dict[str, str | tuple[str, ...]]:
+    """Return what kernels are chosen by on this device, beside its name: where it differs, results round otherwise.
+
+    Of a CPU its instructions, and those that torch uses of them; of a GPU what it can run, and its multiprocessors.
+    """
+    if is_gpu(device):
+        known = describe(device)
+        return {name: str(known[name]) for name in ("capability", "multiprocessors", "architecture") if name in known}
+    return {"capability": torch.backends.cpu.get_cpu_capability(), "instructions": environment.instructions()}
+
+
+@functools.cache
+def torch_build() -> str:
+    """Return a hash of how torch was built, with which libraries: two builds of one version may round otherwise."""
+    built = torch.__config__.show().splitlines()
+    return files.sha256_of([line for line in built if "CPU capability usage" not in line])[:12]
 
 
 def uuid_of(device: torch.device) -> str | None:

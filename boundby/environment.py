@@ -22,6 +22,34 @@ PACKAGES = (
     "scikit-learn",
     "safetensors",
 )
+# Packages that make tokens or compute with them, many of which torch and transformers take up by themselves where they
+# are installed. Engines are not among them: a plan that computes with one names its version itself.
+COMPUTING = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "pyarrow",
+    "triton",
+    "numba",
+    "kernels",
+    "flash-attn",
+    "flash-linear-attention",
+    "causal-conv1d",
+    "mamba-ssm",
+    "apex",
+    "intel-extension-for-pytorch",
+    "torchao",
+    "bitsandbytes",
+    "sentencepiece",
+    "tiktoken",
+    "ftfy",
+    "mkl",
+    "nvidia-cublas",
+    "nvidia-cublas-cu12",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+)
 SETTINGS = (  # environment variables that change numbers; their values are harmless
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
@@ -33,21 +61,44 @@ SETTINGS = (  # environment variables that change numbers; their values are harm
     "NVIDIA_TF32_OVERRIDE",
     "CUDA_LAUNCH_BLOCKING",
     "ATEN_CPU_CAPABILITY",
+    "OMP_THREAD_LIMIT",
+    "OMP_DYNAMIC",
+    "GLIBC_TUNABLES",
+    "USE_HUB_KERNELS",
+    "PYTORCH_TUNABLEOP_ENABLED",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "RAYON_NUM_THREADS",
     "LD_PRELOAD",
 )
+CPU_FACTS = Path("/proc/cpuinfo")
 MARKS = ("(R)", "(TM)", "(tm)", " Processor", " CPU")  # of makers, in the names of CPUs
-FAMILIES = ("ONEDNN_", "DNNL_", "MKL_", "CUBLAS_", "CUDNN_", "KMP_", "GOMP_", "TORCH_CUDNN_", "TORCHINDUCTOR_")
-ROUNDING = (
-    "NVIDIA_TF32_OVERRIDE",
-    "ATEN_CPU_CAPABILITY",
+ROUNDING_FAMILIES = (
     "ONEDNN_",
     "DNNL_",
     "MKL_",
+    "OPENBLAS_",
     "CUBLAS_",
     "CUDNN_",
+    "ROCBLAS_",
+    "HIPBLASLT_",
+    "MIOPEN_",
     "TORCH_CUDNN_",
+    "TORCH_BLAS_",
+    "TORCH_MKLDNN_",
 )
+FAMILIES = (*ROUNDING_FAMILIES, "KMP_", "GOMP_", "TORCHINDUCTOR_")
+ROUNDING = (
+    "NVIDIA_TF32_OVERRIDE",
+    "ATEN_CPU_CAPABILITY",
+    "OMP_THREAD_LIMIT",
+    "OMP_DYNAMIC",
+    "GLIBC_TUNABLES",
+    "USE_HUB_KERNELS",
+    "PYTORCH_TUNABLEOP_ENABLED",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    *ROUNDING_FAMILIES,
+)
+INSTRUCTIONS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "sme", "bf16", "i8mm", "fphp")  # how their names begin
 # Ends of names that say where to, not how; scikit-learn sets KMP_DUPLICATE_LIB_OK wherever it is imported.
 OFF_THE_NUMBERS = ("_VERBOSE", "_LOG", "_DIR", "_PATH", "_FILE", "_LIB_OK")
 
@@ -147,14 +198,29 @@ def _first_line(path: Path) -> str:
         return ""
 
 
+def instructions() -> tuple[str, ...]:
+    """Return the vector instructions of this CPU, by which libraries choose their kernels; () where nothing tells."""
+    flags = _cpu_fact("flags", "Features").split()
+    return tuple(sorted(flag for flag in flags if flag.startswith(INSTRUCTIONS)))
+
+
+def libc() -> str:
+    """Return the C library, whose functions of mathematics torch calls, with its version."""
+    return " ".join(platform.libc_ver()).strip()
+
+
 def _cpu_name() -> str:
+    return _cpu_fact("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_fact(*names: str) -> str:
+    """Return what Linux says of the first CPU under one of these names; nothing where it does not."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        lines = CPU_FACTS.read_text().splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return ""
+    facts = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in facts if name.strip() in names), "")
 
 
 def _gpus() -> dict[str, Any]:

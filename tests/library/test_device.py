@@ -10,6 +10,7 @@ import torch
 from boundby.ceilings import matmul_precision
 from boundby.device import (
     CudaQueue,
+    arithmetic,
     describe,
     device_queue,
     float32_precision,
@@ -18,6 +19,7 @@ from boundby.device import (
     is_out_of_memory,
     pick_device,
     release_memory,
+    torch_build,
 )
 from boundby.device import synchronizer as waiter
 from boundby.timer import DeviceTime, Timer
@@ -233,6 +235,26 @@ def test_with_torch_for_rocm_no_message_names_cuda_or_nvml_and_amdsmi_is_asked(m
     assert gpu_source(SECOND) == ("handle", SECOND)
     monkeypatch.delattr(torch.cuda, "_get_amdsmi_handler")
     assert gpu_source(SECOND).reason.startswith("amdsmi: ")
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_what_kernels_are_chosen_by_is_told_of_a_gpu_and_of_a_cpu(monkeypatch):
+    assert arithmetic(SECOND) == {"capability": "9.4", "multiprocessors": "304"}
+    monkeypatch.setattr(torch.version, "hip", "7.1.0")
+    assert arithmetic(SECOND)["architecture"] == "gfx942"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr("boundby.environment.instructions", lambda: ("avx", "avx2"))
+    assert arithmetic(CPU) == {"capability": "AVX2", "instructions": ("avx", "avx2")}
+
+
+def test_another_build_of_torch_is_told_and_another_processor_is_none(monkeypatch):
+    hashes = []
+    for built in ("GCC 13\n  - CPU capability usage: AVX2", "GCC 13\n  - CPU capability usage: AVX512", "GCC 12"):
+        torch_build.cache_clear()
+        monkeypatch.setattr(torch.__config__, "show", lambda built=built: built)
+        hashes.append(torch_build())
+    torch_build.cache_clear()
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 REFUSALS = (

@@ -102,6 +102,7 @@ def test_settings_are_the_allowed_variables_that_are_set_and_versions_those_inst
 def test_what_changes_digits_is_recorded_and_what_says_where_to_write_is_not(monkeypatch):
     before, digits = settings(), numerics()
     changed = {"NVIDIA_TF32_OVERRIDE": "0", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    changed |= {"OMP_THREAD_LIMIT": "1", "OPENBLAS_CORETYPE": "Haswell", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     faster = {"CUDA_LAUNCH_BLOCKING": "1", "RAYON_NUM_THREADS": "1", "MKL_NUM_THREADS": "3", "LD_PRELOAD": ""}
     others = {"ONEDNN_VERBOSE": "1", "CUDNN_LOGDEST_DBG_DIR": "/x", "MKL": "1", "KMP_DUPLICATE_LIB_OK": "True"}
     for name, value in {**changed, **faster, **others}.items():
@@ -246,3 +247,21 @@ def test_processes_of_one_machine_have_its_name_and_another_machine_has_another(
     assert re.fullmatch("[0-9a-f]{16}", host_id())
     monkeypatch.setattr(platform, "node", lambda: "another")
     assert host_id.__wrapped__() != host_id()
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ("processor\t: 0\nmodel name\t: A\nflags\t\t: fpu avx2 sse2 fma avx\n\nprocessor\t: 1\nflags\t\t: fpu\n",
+         ("avx", "avx2", "fma")),
+        ("processor\t: 0\nFeatures\t: fp asimd aes asimddp sve\n", ("asimd", "asimddp", "sve")),
+        ("processor\t: 0\n", ()),
+        (None, ()),
+    ],
+    ids=["x86", "ARM", "silent", "none"],
+)  # fmt: skip
+def test_the_instructions_of_a_cpu_are_those_that_kernels_are_chosen_by(facts, found, tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "CPU_FACTS", tmp_path / "cpuinfo")
+    if facts is not None:
+        (tmp_path / "cpuinfo").write_text(facts)
+    assert environment.instructions() == found

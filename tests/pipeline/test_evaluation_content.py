@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from boundby import files
+from boundby import environment, files
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import save_bert
 from utils import baseline, contents, steps
@@ -16,7 +16,7 @@ from utils.artifacts import EvaluationFolder, Layout
 from utils.config import Config
 from utils.data import Rows
 from utils.errors import InputError
-from utils.evaluation import parts, planning, shards
+from utils.evaluation import executors, parts, planning, shards
 from utils.evaluation import plan as plans
 from utils.evaluation import run as evaluation
 
@@ -225,9 +225,99 @@ def test_a_step_is_outdated_by_swapped_weights_and_by_nothing_else_that_lies_bes
     assert changed and changed.startswith(f"inputs.model_files.{weights} changed")
 
 
-def test_a_worker_with_other_switches_of_arithmetic_is_refused(evaluation_folder, monkeypatch, capsys):
-    _, settings, _ = evaluation_folder
+def other_package(name: str, version: str | None):
+    def replaced(patch: pytest.MonkeyPatch) -> None:
+        known = environment._version
+        patch.setattr(environment, "_version", lambda package: version if package == name else known(package))
+
+    return replaced
+
+
+def other_answer(place: str, answer: object):
+    return lambda patch: patch.setattr(place, lambda: answer)
+
+
+UNLIKE = {  # what makes a worker round otherwise: how it is seen, and told
+    "a library less": (other_package("numba", None), "versions.numba is None, planned was "),
+    "a library more": (other_package("kernels", "0.9"), "versions.kernels is 0.9, planned was None"),
+    "another torch": (other_package("torch", "2.9.0"), "versions.torch is 2.9.0, planned was "),
+    "another build": (other_answer("utils.evaluation.planning.torch_build", "b"), "versions.torch_build is b, planned"),
+    "another libc": (other_answer("boundby.environment.libc", "musl 1"), "versions.libc is musl 1, planned was "),
+    "other kernels of torch": (
+        other_answer("torch.backends.cpu.get_cpu_capability", "DEFAULT"),
+        "arithmetic.capability is DEFAULT, planned was ",
+    ),
+    "other instructions": (
+        other_answer("boundby.environment.instructions", ("avx", "new")),
+        "arithmetic.instructions lacks ",
+    ),
+    "kernels of oneDNN": (
+        lambda patch: patch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41"),
+        "versions.ONEDNN_MAX_CPU_ISA is SSE41, planned was None",
+    ),
+    "a limit of threads": (
+        lambda patch: patch.setenv("OMP_THREAD_LIMIT", "1"),
+        "versions.OMP_THREAD_LIMIT is 1, planned was None",
+    ),
+    "switches of TF32": (
+        lambda patch: patch.setenv("NVIDIA_TF32_OVERRIDE", "1"),
+        "versions.NVIDIA_TF32_OVERRIDE is 1, planned was None",
+    ),
+}
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+def test_a_worker_that_may_round_otherwise_is_refused_in_a_line_that_names_the_difference(
+    evaluation_folder, monkeypatch, capsys, unlike
+):
+    folder, settings, _ = evaluation_folder
+    differs, told = UNLIKE[unlike]
+    assert workplace.evaluate(settings, "plan", "run --shards 0/3") == [0, 0]
+    left = workplace.results(folder.path)
+    with monkeypatch.context() as patch:
+        differs(patch)
+        assert workplace.evaluate(settings, "run", "plan") == [2, 2]
+        assert capsys.readouterr().err.count(told) == 2
+        with pytest.raises(InputError, match="not such a machine as was planned for") as refused:
+            shards.ShardPredictor.open(folder.plan)
+        said = str(refused.value)
+        assert told in said and "--anew" in said and len(said.splitlines()) == 1
+        assert workplace.evaluate(settings, "finalize") == [1]  # it computes nothing: only parts are missing
+        assert workplace.results(folder.path) == left
+    assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
+
+
+def test_a_worker_process_that_may_round_otherwise_ends_the_run_before_its_first_shard(evaluation_folder, monkeypatch):
+    folder, settings, _ = evaluation_folder
     assert workplace.evaluate(settings, "plan") == [0]
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
-    assert workplace.evaluate(settings, "run") == [2]
-    assert "versions.NVIDIA_TF32_OVERRIDE is 1, planned was None" in capsys.readouterr().err
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # which torch reads when the process begins
+    with pytest.raises(InputError, match=r"arithmetic.capability is \w+, planned was \w+; .*ATEN_CPU_CAPABILITY is d"):
+        list(executors.local(1, "cpu", print)(folder.plan, [0], False))
+    assert workplace.results(folder.path) == {}
+
+
+def test_step_02_that_may_round_otherwise_starts_anew_on_resume_and_says_why(evaluation_folder, monkeypatch, capsys):
+    monkeypatch.setattr(baseline, "find_limits", lambda *_: None)  # which measures the limits of this machine
+    folder, settings, _ = evaluation_folder
+    step = importlib.import_module("scripts.02_baseline_inference").main
+    assert workplace.evaluate(settings, "plan", "run --shards 0/3") == [0, 0]
+    UNLIKE["a library more"][0](monkeypatch)
+    assert step([*settings, *workplace.QUICK, "--resume"]) == 0
+    assert "evaluation starts anew (versions.kernels is 0.9, planned was None)" in capsys.readouterr().err
+    assert plans.load(folder).identity.versions["kernels"] == "0.9"
+    assert len(list(folder.path.parent.glob("previous/*/evaluation/part-*"))) == 1
+
+
+def test_lists_that_differ_are_told_by_what_is_lacking_and_what_is_besides(evaluation_folder):
+    folder, settings, _ = evaluation_folder
+    assert workplace.evaluate(settings, "plan") == [0]
+    planned = plans.load(folder).identity
+    others = {
+        (*planned.labels, "new"): "labels has new besides",
+        ("new", *planned.labels[1:]): f"labels lacks {planned.labels[0]} and has new besides",
+        planned.labels[::-1]: f"labels is {planned.labels[::-1]}, planned was {planned.labels}",
+    }
+    found = {labels: plans.differences(planned, replace(planned, labels=labels)) for labels in others}
+    assert {labels: [text[:40] for text in texts] for labels, texts in found.items()} == {
+        labels: [text[:40]] for labels, text in others.items()
+    }

@@ -29,7 +29,7 @@ TEXTS = ("plain", 'with "quotes", and a comma', "two\nlines", "a\r\nbreak\rmore"
 def identity(found: int, wanted: int | None = None, seed: int | None = None) -> Identity:
     data = ("sequence_classification", wanted or found, found, "", seed)
     model = ("", "", "", ("a", "b"), "float32", "highest", 64)
-    return Identity(*data, *model, "same", 0.995, None, "auto", "cpu", "", {})
+    return Identity(*data, *model, "same", 0.995, None, "auto", "cpu", "", {}, {})
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Fix what the evaluation does before it starts, so that its result depends on nothing else."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -12,9 +12,10 @@ from boundby import files
 from utils.artifacts import EvaluationFolder
 from utils.errors import InputError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 BATCHING = "longest-first-2"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
 PLAN_COMMAND = "python scripts/evaluate.py plan"
+OF_THE_MACHINE = ("device", "device_name", "arithmetic", "versions")  # fields of an identity
 GUARD = 4.0  # as in `same`: twice what can flip a label, and that twice
 
 
@@ -42,11 +43,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class Identity:
-    """What is evaluated with what: task, rows, model, tokenizer, device and versions. Nothing here was measured.
+    """What is evaluated with what: task, rows, model, tokenizer, and the machine. Nothing here was measured.
 
     Of `dataset_rows` rows those are evaluated that come first in the order of `sample_seed`; every row where it is
     None. Hashes are of the files' content. `max_length` is what the settings ask for; the model may take less. So is
-    `token_budget`, where None leaves it to planning, and `compile`, where auto does.
+    `token_budget`, where None leaves it to planning, and `compile`, where auto does. The last four fields are all of a
+    machine that may change the last digits of a result.
     """
 
     task: str
@@ -67,6 +69,7 @@ class Identity:
     compile: str
     device: str
     device_name: str
+    arithmetic: dict[str, str | tuple[str, ...]]
     versions: dict[str, str | None]
 
 
@@ -247,8 +250,17 @@ def _differing(place: str, old: Mapping[str, object], new: Mapping[str, object])
         before, now = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(now, dict):
             yield from _differing(f"{place}{name}.", before, now)
+        elif isinstance(before, tuple) and isinstance(now, tuple) and (words := _told_apart(before, now)):
+            yield f"{place}{name} {words}"
         elif before != now:
             yield f"{place}{name} is {_shown(now)}, planned was {_shown(before)}"
+
+
+def _told_apart(before: Sequence[object], now: Sequence[object]) -> str:
+    """Return which values of the plan there are not and which there are besides; nothing where only their order is."""
+    lacking = ", ".join(str(each) for each in before if each not in now)
+    besides = ", ".join(str(each) for each in now if each not in before)
+    return " and ".join([*([f"lacks {lacking}"] if lacking else []), *([f"has {besides} besides"] if besides else [])])
 
 
 def _shown(value: object) -> str:

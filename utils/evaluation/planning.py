@@ -4,13 +4,14 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from boundby import environment, files
 from boundby.cli import PACKAGE, PIPELINE
-from boundby.device import is_gpu, pick_device, runtime
+from boundby.device import arithmetic, is_gpu, pick_device, runtime, torch_build
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision, tokenize
 from boundby.inference.planning import SAMPLE_ROWS, Sample
 from boundby.inference.reference import ExactnessReport, same_guard
@@ -27,7 +28,6 @@ from utils.models import LoadedModel, effective_max_length
 SAMPLE_SEED = 0
 # Rows per shard, which is what a kill costs at most. It depends on nothing but the device: workers come and go.
 SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
-VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "pyarrow")
 CODE = (  # of a prediction
     "boundby/inference",
     "boundby/device.py",
@@ -75,15 +75,29 @@ def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Ident
         min_agreement=config.evaluation.min_agreement,
         token_budget=config.evaluation.token_budget,
         compile=config.evaluation.compile,
-        device=device.type,
-        device_name=device_name(device),
-        versions=versions(),
+        **machine(device),
     )
 
 
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return the fields of an identity that tell of this machine: who predicts must have those of who planned."""
+    return {
+        "device": device.type,
+        "device_name": device_name(device),
+        "arithmetic": arithmetic(device),
+        "versions": versions(),
+    }
+
+
 def versions() -> dict[str, str | None]:
-    """Return the versions of the packages that compute, a hash of our code that does, and what changes digits."""
-    return {**environment.versions(VERSIONS), "boundby_code": _code_sha256(), **environment.numerics()}
+    """Return the versions of what computes or may, a hash of our code that does, and what changes digits."""
+    return {
+        **environment.versions(environment.COMPUTING),
+        "torch_build": torch_build(),
+        "libc": environment.libc(),
+        "boundby_code": _code_sha256(),
+        **environment.numerics(),
+    }
 
 
 @functools.cache  # as it was when this process began: what it has imported stays as it is

@@ -103,8 +103,7 @@ def planned(run: Run, wanted: plans.Identity, *, computes: bool) -> plans.Plan:
     folder = _shared_folder(run)
     made = plans.load(folder)
     if not computes or run.config.evaluation.engine == "ray":
-        machine = {name: getattr(made.identity, name) for name in ("device", "device_name", "versions")}
-        wanted = replace(wanted, **machine)
+        wanted = replace(wanted, **{name: getattr(made.identity, name) for name in plans.OF_THE_MACHINE})
     plans.require_same(made, wanted, folder)
     return made
 

@@ -90,7 +90,8 @@ class ShardPredictor:
         """
         folder = EvaluationFolder(plan_path.parent)
         made = plan.load(folder)
-        _require_planned_machine(made)
+        wanted = pick_device(device or made.identity.device)
+        _require_planned_machine(made, wanted)
         torch.set_num_threads(made.choices.threads_per_worker)
         os.environ.setdefault("RAYON_NUM_THREADS", str(made.choices.threads_per_worker))  # the tokenizer's
         use_matmul_precision(made.identity.matmul_precision)
@@ -98,7 +99,6 @@ class ShardPredictor:
         source = ModelSource(
             places.model_name, Path(places.model), "folder", None, identity.model_fingerprint, identity.task
         )
-        wanted = pick_device(device or made.identity.device)
         loaded = load(source, wanted, made.identity.dtype, trust_remote_code=trust_remote_code)
         planning.require_planned_model(made, source.path)
         return cls(made, folder, loaded)
@@ -224,15 +224,14 @@ class _Begun:
     claim: contextlib.ExitStack
 
 
-def _require_planned_machine(made: plan.Plan) -> None:
+def _require_planned_machine(made: plan.Plan, device: torch.device) -> None:
     """Raise InputError where bytes may differ from those of the planning machine: by processor, packages or code."""
-    device = planning.device_name(pick_device(made.identity.device))
-    found = plan.differences(made.identity, replace(made.identity, device_name=device, versions=planning.versions()))
+    found = plan.differences(made.identity, replace(made.identity, **planning.machine(device)))
     if found:
         raise InputError(
             f"{platform.node()} is not such a machine as was planned for: {'; '.join(found)}. Workers need the "
-            "processor, the versions and the code of the machine that planned: plan on one like them, or bring its "
-            "environment"
+            "processor, the packages, the settings and the code of the machine that planned: bring its environment "
+            f"here, or plan on a machine like the workers, `{plan.PLAN_COMMAND} --anew`"
         )
 
 
