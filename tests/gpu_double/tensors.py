@@ -154,9 +154,20 @@ def register() -> torch.library.Library:
         explicit.impl(name, functools.partial(_factory, getattr(aten, name).default), "CUDA")
     _kept.append(explicit)
     _show_as_plain()
-    for overload, attention in ((aten.scaled_dot_product_attention.default, attend),):
-        overload.py_impl(DispatchKey.CompositeImplicitAutograd)(attention)
+    _compose_attention(aten.scaled_dot_product_attention.default)
     return library
+
+
+def _compose_attention(overload: Any) -> None:
+    """Compose attention as torch does on a card, however it is asked to: a CPU build knows no kernels for one."""
+    in_parts = overload._op_dk
+
+    def composed(key: DispatchKey, query: Any, *args: Any, **kwargs: Any) -> Any:
+        if key == DispatchKey.CompositeImplicitAutograd and isinstance(query, CardTensor):
+            return attend(query, *args, **kwargs)
+        return in_parts(key, query, *args, **kwargs)
+
+    overload._op_dk = composed
 
 
 def _show_as_plain() -> None:
@@ -237,6 +248,7 @@ def _ran(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = tree_map_only(torch.Tensor, lambda tensor: _wrapped(tensor, args), out)
     if not _is_view(func):
         outputs = [tensor for tensor in tree_leaves(out) if isinstance(tensor, torch.Tensor)]
+        size += sum(tensor.nbytes for tensor in outputs)
         machine.launch(_name(func), seconds_of(func, flops, size, args), _again(func, raw_args, raw_kwargs, outputs))
     return made
 
@@ -491,12 +503,6 @@ def attend(
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Return attention by the operator that torch would choose on the card; elsewhere as torch composes it."""
-    if not isinstance(query, CardTensor):
-        composed = aten.scaled_dot_product_attention.default._op_dk
-        return composed(  # type: ignore[no-any-return]
-            DispatchKey.CompositeImplicitAutograd, query, key, value, attn_mask, dropout_p, is_causal,
-            scale=scale, enable_gqa=enable_gqa,
-        )  # fmt: skip
     backend = backend_of(query, key, attn_mask)
     if backend == "flash":
         chosen = aten._scaled_dot_product_flash_attention
