@@ -19,7 +19,7 @@ from boundby.inference import Tokens, collate, forward, tokenize
 from utils import tasks
 from utils.config import Model
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
-from utils.model_source import ModelSource, check_code, fetch, locate
+from utils.model_source import ModelSource, check_code, fetch, hashed_alone, locate
 
 __all__ = ["ModelSource", "fetch", "locate"]  # what finds a model, beside what loads it
 
@@ -134,9 +134,9 @@ def load_tokenizer(source: ModelSource, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer of `source`, padding on the right. Raises InputError for code that is not trusted."""
     if not trust_remote_code:
         check_code(source.path, source.name)
-    with _explained(source, "its tokenizer"):
+    with _explained(source, "its tokenizer") as folder:
         return AutoTokenizer.from_pretrained(
-            source.path, local_files_only=True, trust_remote_code=trust_remote_code, padding_side="right"
+            folder, local_files_only=True, trust_remote_code=trust_remote_code, padding_side="right"
         )
 
 
@@ -194,9 +194,9 @@ def _device(wanted: str | torch.device) -> torch.device:
 
 
 def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_remote_code: bool) -> Any:
-    with _explained(source, "the model", target):
+    with _explained(source, "the model", target) as folder:
         model, told = tasks.of(source.task).load_weights(
-            source.path,
+            folder,
             dtype=DTYPES[dtype],
             use_safetensors=True,
             local_files_only=True,
@@ -234,12 +234,14 @@ def _agree_on_padding(model: Any, tokenizer: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained(source: ModelSource, part: str, target: torch.device | None = None) -> Iterator[None]:
-    """Keep the loader's chatter off the terminal, and turn its failures into one message."""
+def _explained(source: ModelSource, part: str, target: torch.device | None = None) -> Iterator[Path]:
+    """Yield the folder to load from; keep the loader's chatter off the terminal, its failures are one message."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    folder = source.path
     try:
-        yield
+        with hashed_alone(source.path) as folder:
+            yield folder
     except PipelineError:
         raise
     except ImportError as error:
@@ -250,7 +252,8 @@ def _explained(source: ModelSource, part: str, target: torch.device | None = Non
                 f"{source.name}: {target} has no memory for the model ({first_line(error)}); "
                 "use model.dtype=bfloat16, a larger device, or stop what else runs there"
             ) from error
-        raise InputError(f"{source.name}: cannot load {part} from {source.path}: {first_line(error)}") from error
+        fault = first_line(error).replace(str(folder), str(source.path))
+        raise InputError(f"{source.name}: cannot load {part} from {source.path}: {fault}") from error
 
 
 def _say_nothing(text: str) -> None:
