@@ -307,6 +307,64 @@ def test_head_of_another_size_or_random_is_refused(copy):
 
 
 @pytest.mark.parametrize("folder", ["bert", "qwen"])
+@pytest.mark.parametrize("task", ["sequence_classification", "sentence_embeddings"])
+def test_a_configuration_with_fewer_layers_than_the_weights_is_refused(folder, task, request, tmp_path):
+    copy = Path(shutil.copytree(request.getfixturevalue(folder), tmp_path / "copy"))
+    edit_config(copy, num_hidden_layers=1, layer_types=None, tie_word_embeddings=False)
+    with pytest.raises(
+        InputError, match=r"have no place in the model.* such as .*layers?\.1\..*save_pretrained"
+    ) as caught:
+        models.load(replace(fetch(copy), task=task), "cpu")
+    assert "\n" not in str(caught.value)
+    assert "of its weights have no place in the model that config.json describes" in layers_refusal(copy)
+
+
+def add_weights(folder: Path, **more: torch.Tensor) -> None:
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), **more}, path, {"format": "pt"})
+
+
+LAYER = "bert.encoder.layer.0.attention.self."
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{LAYER}query.lora_A.default.weight",  # of an adapter that nobody has merged
+        f"{LAYER}query.SCB",  # the scales of weights in eight bits whose configuration is gone
+        "bert.encoder.emb_norm.weight",
+        "encoder.layer.2.output.dense.bias",  # of a base model, whose names have no prefix
+        "classifier.dense.weight",
+    ],
+)
+def test_a_weight_that_has_no_place_in_a_part_of_the_model_is_refused(copy, name):
+    add_weights(copy, **{name: torch.ones(4)})
+    with pytest.raises(InputError, match=f": 1 of its weights have no place in .* such as {name}, and another"):
+        models.load(fetch(copy), "cpu")
+
+
+def test_heads_of_other_tasks_and_what_is_no_parameter_may_stay_unused(copy, qwen, tmp_path):
+    constants = {
+        "bert.embeddings.position_ids": torch.arange(4),
+        "bert.embeddings.token_type_ids": torch.zeros(4),
+        f"{LAYER}bias": torch.ones(4, dtype=torch.uint8),  # as GPT-Neo's mask is called
+        f"{LAYER}masked_bias": torch.tensor(-1e9),
+        f"{LAYER}rotary_emb.inv_freq": torch.ones(4),
+    }
+    heads = ["cls.predictions.bias", "lm_head.decoder.weight", "qa_outputs.bias"]
+    add_weights(copy, **constants, **{name: torch.ones(4) for name in heads})
+    assert models.load(fetch(copy), "cpu").model.num_labels == len(LABELS)
+    assert (
+        type(layers.prepare(layers.Model(name=str(copy), device="cpu")).model).__name__
+        == "BertForSequenceClassification"
+    )
+    other = Path(shutil.copytree(qwen, tmp_path / "other"))
+    parts = ["lm_head.weight", "model.pooler.dense.bias", "model.visual.blocks.0.norm.bias", "mtp.layers.0.norm.weight"]
+    add_weights(other, **{name: torch.ones(4) for name in parts})
+    assert models.load(fetch(other), "cpu").model.num_labels == len(LABELS)
+
+
+@pytest.mark.parametrize("folder", ["bert", "qwen"])
 def test_batches_give_the_labels_of_single_texts(folder, request):
     loaded = models.load(fetch(request.getfixturevalue(folder)), "cpu")
     found = models.agreement(loaded, TEXTS, max_length=64)
