@@ -48,6 +48,11 @@ def process_space() -> str:
 HOST = hashlib.sha256(f"{platform.node()} {process_space()}".encode()).hexdigest()[:8]
 
 
+def user_cache() -> Path:
+    """Return the folder for what may be made again at any time, of this user. Raises RuntimeError without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "boundby"
+
+
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; when the block ends well it becomes `path`, else it is removed.

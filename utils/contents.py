@@ -47,7 +47,7 @@ def _key(path: str) -> _Key:
 
 
 def _place() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "boundby" / "hashes.json"
+    return files.user_cache() / "hashes.json"
 
 
 def _kept() -> dict[str, tuple[_Key, str]]:

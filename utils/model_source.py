@@ -1,10 +1,13 @@
 """Find the model's files, on the Hub, in a folder or among the quickstart's, and refuse what cannot be measured."""
 
+import contextlib
 import json
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import msgspec
@@ -24,8 +27,10 @@ FILES = ("*.json", "model*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.ji
 # training, keys) changes no result, and is nobody else's business.
 READ = (
     CONFIG, "generation_config.json", "preprocessor_config.json", "chat_template.json", "*.jinja", CODE,
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "normalizer.json",
-    "*vocab.json", "*vocab.txt", "merges.txt", "dict.txt", "bpe.codes", "*.model", "*.tiktoken",
+    "tokenizer.json", "tokenizer.*.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "normalizer.json", "*vocab.json", "vocab-*.json", "*vocab.txt", "merges.txt", "dict.txt", "bpe.codes",
+    "emoji.json", "word_*.json", "byte_maps.json", "tekken.json",
+    "*.model", "tokenizer.model.*", "*.spm", "*.tokenizer", "*.tiktoken",
     "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
 )  # fmt: skip
 ADAPTER = "adapter_config.json"
@@ -122,7 +127,7 @@ def _check_files(folder: Path, name: str, task: str) -> None:
             f"{folder / ADAPTER}: lies beside {CONFIG}, and transformers would load the base model that it names "
             "instead of the weights here; merge the adapter and save the whole model, or move that file away"
         )
-    _check_weights(folder, name)
+    check_weights(folder, name)
 
 
 def _is_folder(model: Model) -> bool:
@@ -139,8 +144,8 @@ def _is_folder(model: Model) -> bool:
 def _in_folder(model: Model) -> ModelSource:
     folder = Path(model.name).expanduser()
     _check_files(folder, model.name, model.task)
-    identity = {path.name: contents.sha256(path) for path in model_files(folder)}
-    return ModelSource(model.name, folder, "folder", None, files.sha256_of(identity), model.task)
+    fingerprint = files.sha256_of(hashes(folder, model_files(folder)))
+    return ModelSource(model.name, folder, "folder", None, fingerprint, model.task)
 
 
 def _from_hub(model: Model, folder: Path) -> ModelSource:
@@ -155,22 +160,72 @@ def _from_hub(model: Model, folder: Path) -> ModelSource:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of the model in `folder` that decide its result, and no others that may lie there."""
+    """Return the files of the model in `folder` that decide its result, and no others that may lie there.
+
+    Raises InputError where its weights lie elsewhere.
+    """
     weights = [folder / name for name in _weights(folder)]
     return sorted({*_matching(folder, READ), *(path for path in weights if path.is_file())})
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return those of `model_files` that are weights, their index, code, or say what is built of them."""
-    named = {CONFIG, WEIGHTS_INDEX, *_weights(folder)}
-    return [path for path in model_files(folder) if path.name in named or path.match(CODE)]
+    named = {folder / name for name in (CONFIG, *_weights(folder))}
+    return [path for path in model_files(folder) if path in named or path.match(CODE)]
+
+
+def hashes(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of files of `folder` by their paths there, as an index of weights writes them."""
+    return {path.relative_to(folder).as_posix(): contents.sha256(path) for path in paths}
+
+
+@contextlib.contextmanager
+def hashed_alone(folder: Path) -> Iterator[Path]:
+    """Yield a folder that shows `model_files(folder)` and nothing else, for as long as the block runs.
+
+    Loaders take other files in their place where there are any: adapters, pieces of distributed checkpoints, weights
+    and configurations that config.json names.
+    """
+    with tempfile.TemporaryDirectory(prefix="boundby-model-") as temporary:
+        shown = Path(temporary, folder.resolve().name)  # code that a model brings is imported under this name
+        for path in model_files(folder):
+            link = shown / path.relative_to(folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.resolve())
+        yield shown
 
 
 def _weights(folder: Path) -> set[str]:
-    """Return the names of the weight files that the model consists of, and of their index where there is one."""
-    if (folder / WEIGHTS_INDEX).exists():
-        return {WEIGHTS_INDEX, *_shards(folder / WEIGHTS_INDEX)}
-    return {WEIGHTS} if (folder / WEIGHTS).exists() else set()
+    """Return the paths in `folder` of the weight files that transformers loads, and of their index if it reads that.
+
+    Raises InputError for one that leads out of the folder.
+    """
+    if not (folder / WEIGHTS).exists():
+        return _indexed(folder)
+    _require_inside(folder, WEIGHTS)
+    return {WEIGHTS}  # which it takes without a look at an index beside it
+
+
+def _indexed(folder: Path) -> set[str]:
+    """Return the paths of the index of the weights and of the files that it names; none where there is no index."""
+    names = {WEIGHTS_INDEX, *_shards(folder / WEIGHTS_INDEX)} if (folder / WEIGHTS_INDEX).exists() else set()
+    for name in names:
+        _require_inside(folder, name)
+    return names
+
+
+def _require_inside(folder: Path, name: str) -> None:
+    """Raise InputError unless the file lies in `folder`, or in the cache of the Hub, to which its snapshots link."""
+    try:
+        path = Path(os.path.realpath(folder / name))
+    except ValueError as error:
+        raise InputError(f"{folder / WEIGHTS_INDEX}: names {name!r}, which no file is called: {error}") from None
+    is_cached = path.parent.name == "blobs" and path.parent.parent.name.startswith("models--")
+    if not (path.is_relative_to(os.path.realpath(folder)) or is_cached):
+        raise InputError(
+            f"{folder / name}: leads to {path}, outside of the model's folder; "
+            "copy that file into the folder under this name"
+        )
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
@@ -201,8 +256,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_weights(folder: Path, name: str) -> None:
-    needed = _weights(folder)
+def check_weights(folder: Path, name: str) -> None:
+    """Raise InputError, with the way out, unless the weights in `folder` are whole, and safetensors alone."""
+    needed = _weights(folder) | _indexed(folder)  # an index that is at fault may be the one that was meant
     if not needed:
         pickled = [path.name for path in _matching(folder, PICKLED)]
         only = f", only {', '.join(pickled)}" if pickled else ""
@@ -221,8 +277,18 @@ def _check_weights(folder: Path, name: str) -> None:
 
 
 def _shards(index: Path) -> set[str]:
+    """Return the paths of the weight files that an index names, relative to its folder."""
     try:
         named = msgspec.convert(_read_json(index).get("weight_map"), dict[str, str])
     except ValueError as error:
         raise InputError(f"{index}: is not a list of weight files: {error}") from None
-    return {Path(name).name for name in named.values()}
+    paths = {name: PurePosixPath(name) for name in named.values()}
+    for name, path in paths.items():
+        if path.is_absolute() or ".." in path.parts:
+            raise InputError(
+                f"{index}: names {name!r}, which leads out of the model's folder; "
+                "copy that file into the folder, and write its path from there"
+            )
+        if path.suffix != ".safetensors":
+            raise InputError(f"{index}: names {name!r}, which is no .safetensors file; others can run code")
+    return {path.as_posix() for path in paths.values()}

@@ -1,8 +1,9 @@
 """Load a model and its tokenizer so that what is measured is what was meant, and say how large the model is."""
 
 import contextlib
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from boundby import device as devices
@@ -19,7 +21,7 @@ from boundby.inference import Tokens, batches_in_order, collate, forward, rotary
 from utils import tasks
 from utils.config import Model
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
-from utils.model_source import ModelSource, check_code, fetch, locate
+from utils.model_source import ModelSource, check_code, fetch, hashed_alone, locate
 
 __all__ = ["ModelSource", "fetch", "locate"]  # what finds a model, beside what loads it
 
@@ -29,6 +31,11 @@ AGREEMENT_BATCH = 16
 AGREEMENT_EXTREMES = 4  # shortest and longest texts of all among them
 QUICKSTART_FOLDER = Path("data/quickstart")
 NO_LIMIT = 10**9  # tokenizers without a limit state 10^30
+# Buffers that earlier versions of transformers saved, and what an encoder computes of its states for other tasks.
+NO_PARAMETER = re.compile(
+    r"(^|\.)(position_ids|token_type_ids|(original_)?inv_freq|(sin|cos)_cached|masked_bias|pooler)(\.|$)"
+)
+CONSTANT = ("BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64")  # without I8, which holds weights
 
 
 @dataclass(frozen=True)
@@ -135,9 +142,9 @@ def load_tokenizer(source: ModelSource, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer of `source`, padding on the right. Raises InputError for code that is not trusted."""
     if not trust_remote_code:
         check_code(source.path, source.name)
-    with _explained(source, "its tokenizer"):
+    with _explained(source, "its tokenizer") as folder:
         return AutoTokenizer.from_pretrained(
-            source.path, local_files_only=True, trust_remote_code=trust_remote_code, padding_side="right"
+            folder, local_files_only=True, trust_remote_code=trust_remote_code, padding_side="right"
         )
 
 
@@ -195,9 +202,9 @@ def _device(wanted: str | torch.device) -> torch.device:
 
 
 def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_remote_code: bool) -> Any:
-    with _explained(source, "the model", target):
+    with _explained(source, "the model", target) as folder:
         model, told = tasks.of(source.task).load_weights(
-            source.path,
+            folder,
             dtype=DTYPES[dtype],
             use_safetensors=True,
             local_files_only=True,
@@ -216,7 +223,44 @@ def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_r
                 f"{source.name}: the weights lack {missing}, which would be random numbers; "
                 "use a model that was fine-tuned for this task"
             )
+        require_all_used(model, told["unexpected_keys"], folder, source.name)
         return model.to(target).eval()
+
+
+def require_all_used(model: Any, unexpected: Iterable[str], folder: Path, name: str) -> None:
+    """Raise InputError where weights in `folder` have no place in a part that the model has: a layer, a bias of one.
+
+    Of no effect are parts that it lacks as a whole (heads of other tasks, a pooler), and what is no parameter.
+    `unexpected` are the names that transformers could not use, without those that it leaves out on purpose.
+    """
+    unused = unused_weights(model, unexpected)
+    if unused and (unused := unused - _constants(folder)):
+        raise InputError(
+            f"{name}: {len(unused)} of its weights have no place in the model that config.json describes, such as "
+            f"{', '.join(sorted(unused)[:3])}, and another model than theirs would be measured; give config.json the "
+            "layers and settings that it was trained with, or save the smaller model with `save_pretrained`"
+        )
+
+
+def unused_weights(model: Any, unexpected: Iterable[str]) -> set[str]:
+    """Return those of the `unexpected` names of weights that lie in parts of the model and are no known buffers."""
+    base = getattr(model, "base_model", model)
+    prefix = f"{getattr(base, 'base_model_prefix', '')}."
+    parts = {name for name, part in (*base.named_children(), *model.named_children()) if part is not base}
+    return {
+        name
+        for name in unexpected
+        if name.removeprefix(prefix).partition(".")[0] in parts and not NO_PARAMETER.search(name)
+    }
+
+
+def _constants(folder: Path) -> set[str]:
+    """Return the names of the masks and indices among the weights in a folder: no parameter holds integers."""
+    found: set[str] = set()
+    for path in folder.rglob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= {name for name in file.keys() if file.get_slice(name).get_dtype() in CONSTANT}  # noqa: SIM118
+    return found
 
 
 def _agree_on_padding(model: Any, tokenizer: Any, name: str) -> None:
@@ -235,12 +279,14 @@ def _agree_on_padding(model: Any, tokenizer: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained(source: ModelSource, part: str, target: torch.device | None = None) -> Iterator[None]:
-    """Keep the loader's chatter off the terminal, and turn its failures into one message."""
+def _explained(source: ModelSource, part: str, target: torch.device | None = None) -> Iterator[Path]:
+    """Yield the folder to load from; keep the loader's chatter off the terminal, its failures are one message."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    folder = source.path
     try:
-        yield
+        with hashed_alone(source.path) as folder:
+            yield folder
     except PipelineError:
         raise
     except ImportError as error:
@@ -251,7 +297,8 @@ def _explained(source: ModelSource, part: str, target: torch.device | None = Non
                 f"{source.name}: {target} has no memory for the model ({first_line(error)}); "
                 "use model.dtype=bfloat16, a larger device, or stop what else runs there"
             ) from error
-        raise InputError(f"{source.name}: cannot load {part} from {source.path}: {first_line(error)}") from error
+        fault = first_line(error).replace(str(folder), str(source.path))
+        raise InputError(f"{source.name}: cannot load {part} from {source.path}: {fault}") from error
 
 
 def _say_nothing(text: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from boundby.compile_cache import use_private_cache
 from boundby.device import is_gpu, is_host
 from boundby.inference import fused, last_layer, packing
 from boundby.inference.batches import Tokens, collate, on_device, packs, token_budget_batches
@@ -25,9 +26,13 @@ from boundby.inference.rotary import Rotary, rotary_of
 
 HALF = (torch.bfloat16, torch.float16)
 BACKEND = "inductor"
-# No processes of torch's own, which a killed program would leave behind; and no kernel chosen by what was fastest, so
-# that every process has the same ones.
-COMPILE_OPTIONS: dict[str, Any] = {"compile_threads": 1, "deterministic": True}
+# No processes of torch's own, which a killed program would leave behind; no kernel chosen by what was fastest, so that
+# every process has the same ones; and no headers compiled beforehand, which lie in /tmp whatever folder is named.
+COMPILE_OPTIONS: dict[str, Any] = {
+    "compile_threads": 1,
+    "deterministic": True,
+    "cpp_cache_precompile_headers": False,
+}
 
 
 class Strategy:
@@ -280,6 +285,7 @@ def compile_layers(model: Any, *, but_last: bool) -> None:
     if not len(chosen):
         raise ValueError("the one layer is trimmed")
     fused.turn_as_written(model)
+    use_private_cache()
     for layer in chosen:
         layer.compile(dynamic=True, backend=BACKEND, options=COMPILE_OPTIONS if BACKEND == "inductor" else None)
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 
+from boundby.compile_cache import use_private_cache
 from boundby.device import is_gpu
 from boundby.disturbance import Watch, usable_cpus
 from boundby.inference.strategies import COMPILE_OPTIONS, compile_obstacle
@@ -80,6 +81,8 @@ class Loop:
         self._change = change
         self._model = recipe.model()
         self._optimizer = recipe.optimizer(self._model.parameters(), change.is_fused)
+        if change.compiles:
+            use_private_cache()
         self._forward: Any = torch.compile(self._model, options=COMPILE_OPTIONS) if change.compiles else self._model
         workers = recipe.workers if change.workers is None else change.workers
         self.batches: Iterable[Any] = recipe.batches(workers, recipe.is_pinned or change.pins)

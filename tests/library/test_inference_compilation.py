@@ -13,6 +13,11 @@ OPTIONS = PredictorOptions(64, token_budget=128, compile=True)
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def compiled_code_is_kept_with_the_test(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+
+
 def built(family: str, tokenizer: Any) -> Any:
     return classifiers.build(family, len(tokenizer), tokenizer.pad_token_id)
 

@@ -1,5 +1,6 @@
 """Workers that come late, die or fail cost no shard and double none; the store holds whole files or none."""
 
+import json
 import sys
 from collections import deque
 from concurrent import futures
@@ -10,14 +11,16 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from safetensors.torch import load_file
 
 from boundby import files
 from tests import evaluation_workplace as workplace
+from tests.tiny_models import save_bert
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
 from utils.evaluation import plan as plans
 from utils.evaluation import planning, ray_engine, storage
-from utils.evaluation.shards import Receipt
+from utils.evaluation.shards import Receipt, ShardPredictor
 
 
 class FakeRay:
@@ -233,6 +236,34 @@ def test_a_worker_needs_the_store_alone_and_proves_its_inputs(made, planned, tmp
     MemoryFileSystem().pipe_file(dataset, MemoryFileSystem().cat_file(dataset).replace(b"good", b"bad", 1))
     with pytest.raises(InputError, match="are not those of the plan"):
         store.fetch_inputs(places[1])
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_weights_in_a_subfolder_reach_a_worker_through_the_store_under_their_path(tmp_path, puts, kind):
+    model = save_bert(tmp_path / "model")
+    weights = model / "sub" / "part.safetensors"
+    weights.parent.mkdir()
+    (model / "model.safetensors").rename(weights)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), "sub/part.safetensors")}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    settings = workplace.prepare(tmp_path, workplace.texts(3), model)
+    store = storage.Storage("memory://run" if kind == "memory" else f"file://{tmp_path}/store")
+    assert workplace.evaluate(at(settings, tmp_path / "run", store.url), "plan") == [0]
+    plan = store.fetch_inputs(tmp_path / "worker")
+    fetched = Path(plans.load(EvaluationFolder(plan.parent)).places.model)
+    assert (fetched / "sub" / "part.safetensors").read_bytes() == weights.read_bytes()
+    ShardPredictor.open(plan)
+
+
+def test_a_store_whose_names_lead_out_of_the_models_folder_is_refused(planned, tmp_path, puts):
+    store = storage.Storage("memory://run")
+    store.push_plan(planned[0])
+    config = next(path for path in MemoryFileSystem.store if path.endswith("/config.json"))
+    stray = config.replace("config.json", "../../../stray")
+    MemoryFileSystem.store[stray] = MemoryFileSystem.store[config]
+    with pytest.raises(InputError, match="holds a file whose name leads out of it"):
+        store.fetch_inputs(tmp_path / "worker" / "deep")
+    assert not list(tmp_path.rglob("stray"))
 
 
 def test_another_plan_than_that_in_the_store_is_refused_and_made_only_anew(made, planned, tmp_path, puts, capsys):

@@ -170,8 +170,9 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are_unless_that_was_asked_f
         chosen("on", compiled)
 
 
-def test_a_planned_compilation_is_carried_out_or_refused(here, compiler, monkeypatch, capsys):
+def test_a_planned_compilation_is_carried_out_or_refused(here, compiler, monkeypatch, tmp_path, capsys):
     folder, settings = here
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.setattr(strategies, "BACKEND", "eager")  # traced, and run as traced
     assert workplace.evaluate(settings, "plan evaluation.compile=on") == [0]
     made = plans.load(folder)

@@ -9,11 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import LABELS, WORDS, edit_config, save_bert, save_qwen
 from utils import model_source, models
 from utils.config import Model
 from utils.errors import EnvironmentLacksError, InputError
+from utils.evaluation import planning
+from utils.layers import models as layers
 from utils.quickstart import cache
 
 TEXTS = [" ".join(WORDS[: 1 + length % len(WORDS)] * (1 + length // 9)) for length in range(40)]
@@ -124,6 +127,117 @@ def test_weights_from_the_hub_that_were_altered_in_the_cache_are_refused(copy, m
         models.locate(Model(name="some/model"), Path("unused"))
 
 
+def indexed(folder: Path, name: str, at: Path | None = None) -> Path:
+    """Let the index name the weights of `folder` as `name`, and move them to `at`, or to that path in the folder."""
+    weights = folder / "model.safetensors"
+    names = dict.fromkeys(load_file(weights), name)
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": names}))
+    target = at or folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return weights.rename(target)
+
+
+@pytest.mark.parametrize("name", ["../outside/part.safetensors", "sub/../../outside/part.safetensors", "{outside}"])
+def test_weights_that_an_index_names_out_of_the_folder_are_refused(copy, tmp_path, name):
+    (copy / "sub").mkdir()
+    outside = tmp_path / "outside" / "part.safetensors"
+    named = name.format(outside=outside)
+    indexed(copy, named, outside)
+    for ways in (refusal, layers_refusal):
+        assert f"{copy / INDEX}: names {named!r}, which leads out of the model's folder; copy" in ways(copy)
+    with pytest.raises(InputError, match="leads out"):
+        models.load(models.ModelSource("x", copy, "folder", None, ""), "cpu")  # as of a plan
+
+
+def layers_refusal(folder: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        layers.prepare(layers.Model(name=str(folder), device="cpu"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("link", ["model.safetensors", "part.safetensors", "sub"])
+def test_weights_that_a_link_leads_to_out_of_the_folder_are_refused(copy, tmp_path, link):
+    outside = tmp_path / "outside" / "part.safetensors"
+    if link == "model.safetensors":
+        outside.parent.mkdir()
+        (copy / link).rename(outside)
+    else:
+        indexed(copy, "sub/part.safetensors" if link == "sub" else link, outside)
+    (copy / link).symlink_to(outside.parent if link == "sub" else outside)
+    for ways in (refusal, layers_refusal):
+        assert f"leads to {outside}, outside of the model's folder" in ways(copy)
+
+
+def test_a_snapshot_of_the_hubs_cache_is_a_folder_whose_weights_are_links_to_its_blobs(bert, tmp_path):
+    repository = tmp_path / "models--some--model"
+    snapshot = Path(shutil.copytree(bert, repository / "snapshots" / "abc"))
+    (repository / "blobs").mkdir()
+    (snapshot / "model.safetensors").rename(repository / "blobs" / "0123")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/0123")
+    link = tmp_path / "link"
+    link.symlink_to(snapshot)
+    assert fetch(snapshot).fingerprint == fetch(link).fingerprint == fetch(bert).fingerprint
+    assert models.load(fetch(link), "cpu").source.path == link
+
+
+def test_weights_in_a_subfolder_are_loaded_from_there_and_hashed_under_that_path(copy):
+    part = indexed(copy, "sub/part.safetensors")
+    before, hashes = fetch(copy), planning.model_hashes(copy)
+    assert models.load(before, "cpu").model.classifier.bias.shape == (len(LABELS),)
+    shutil.copy(part, copy / "part.safetensors")  # of the same name, and loaded by nobody
+    assert fetch(copy).fingerprint == before.fingerprint and planning.model_hashes(copy) == hashes
+    weights = load_file(part)
+    save_file({**weights, "classifier.bias": torch.full((3,), 7.0)}, part, {"format": "pt"})
+    assert fetch(copy).fingerprint != before.fingerprint
+    assert planning.model_hashes(copy)[0] != hashes[0] and planning.model_hashes(copy)[1] == hashes[1]
+    assert models.load(fetch(copy), "cpu").model.classifier.bias.tolist() == [7.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("pytorch_model.bin", "names 'pytorch_model.bin', which is no .safetensors file; others can run code"),
+        ("\0.safetensors", "which no file is called"),
+        ("\ud800.safetensors", "which no file is called"),
+        ("loop.safetensors", "weights are incomplete, loop.safetensors is missing"),
+    ],
+)
+def test_an_index_that_names_what_is_no_file_of_safetensors_is_refused(copy, name, fault):
+    (copy / "loop.safetensors").symlink_to("loop.safetensors")
+    indexed(copy, name, copy / "moved")
+    assert fault in refusal(copy)
+
+
+def test_whole_weights_beside_an_index_are_loaded_and_are_what_is_hashed(copy):
+    shutil.copy(copy / "model.safetensors", copy / "part.safetensors")
+    (copy / INDEX).write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
+    names = {path.name for path in model_source.weight_files(copy)}
+    assert names == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "is_refused"),
+    [
+        ("other.safetensors", {"transformers_weights": "other.safetensors"}, True),  # named by config.json
+        ("shard-00000-model-00001-of-00001.safetensors", {}, False),  # of a distributed checkpoint, which goes first
+    ],
+)
+def test_other_weights_that_loaders_would_take_are_not_loaded_since_they_are_not_hashed(
+    copy, name, changes, is_refused
+):
+    weights = load_file(copy / "model.safetensors")
+    edit_config(copy, **changes)
+    before = fetch(copy)
+    save_file({**weights, "classifier.bias": torch.full((3,), 7.0)}, copy / name, {"format": "pt"})
+    assert fetch(copy) == before
+    if not is_refused:
+        assert torch.equal(models.load(before, "cpu").model.classifier.bias, weights["classifier.bias"])
+        return
+    with pytest.raises(InputError, match=f"cannot load the model from {copy}: ") as caught:
+        models.load(before, "cpu")
+    assert "boundby-model" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "changes", [{"auto_map": {"AutoModel": "code.Model"}}, {"_attn_implementation_internal": "someone/kernel"}]
 )
@@ -182,8 +296,6 @@ def test_damaged_weights_a_damaged_tokenizer_or_one_of_another_model_are_refused
 
 
 def test_head_of_another_size_or_random_is_refused(copy):
-    from safetensors.torch import load_file, save_file
-
     weights = load_file(copy / "model.safetensors")
     save_file({name: value for name, value in weights.items() if "classifier" not in name}, copy / "model.safetensors")
     with pytest.raises(InputError, match="the weights lack classifier.bias, classifier.weight, which would be random"):
@@ -192,6 +304,64 @@ def test_head_of_another_size_or_random_is_refused(copy):
     edit_config(copy, id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
     with pytest.raises(InputError, match=r"bias is \(\d+,\) in its weights, but config.json asks for \(2,\)"):
         models.load(fetch(copy), "cpu")
+
+
+@pytest.mark.parametrize("folder", ["bert", "qwen"])
+@pytest.mark.parametrize("task", ["sequence_classification", "sentence_embeddings"])
+def test_a_configuration_with_fewer_layers_than_the_weights_is_refused(folder, task, request, tmp_path):
+    copy = Path(shutil.copytree(request.getfixturevalue(folder), tmp_path / "copy"))
+    edit_config(copy, num_hidden_layers=1, layer_types=None, tie_word_embeddings=False)
+    with pytest.raises(
+        InputError, match=r"have no place in the model.* such as .*layers?\.1\..*save_pretrained"
+    ) as caught:
+        models.load(replace(fetch(copy), task=task), "cpu")
+    assert "\n" not in str(caught.value)
+    assert "of its weights have no place in the model that config.json describes" in layers_refusal(copy)
+
+
+def add_weights(folder: Path, **more: torch.Tensor) -> None:
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), **more}, path, {"format": "pt"})
+
+
+LAYER = "bert.encoder.layer.0.attention.self."
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{LAYER}query.lora_A.default.weight",  # of an adapter that nobody has merged
+        f"{LAYER}query.SCB",  # the scales of weights in eight bits whose configuration is gone
+        "bert.encoder.emb_norm.weight",
+        "encoder.layer.2.output.dense.bias",  # of a base model, whose names have no prefix
+        "classifier.dense.weight",
+    ],
+)
+def test_a_weight_that_has_no_place_in_a_part_of_the_model_is_refused(copy, name):
+    add_weights(copy, **{name: torch.ones(4)})
+    with pytest.raises(InputError, match=f": 1 of its weights have no place in .* such as {name}, and another"):
+        models.load(fetch(copy), "cpu")
+
+
+def test_heads_of_other_tasks_and_what_is_no_parameter_may_stay_unused(copy, qwen, tmp_path):
+    constants = {
+        "bert.embeddings.position_ids": torch.arange(4),
+        "bert.embeddings.token_type_ids": torch.zeros(4),
+        f"{LAYER}bias": torch.ones(4, dtype=torch.uint8),  # as GPT-Neo's mask is called
+        f"{LAYER}masked_bias": torch.tensor(-1e9),
+        f"{LAYER}rotary_emb.inv_freq": torch.ones(4),
+    }
+    heads = ["cls.predictions.bias", "lm_head.decoder.weight", "qa_outputs.bias"]
+    add_weights(copy, **constants, **{name: torch.ones(4) for name in heads})
+    assert models.load(fetch(copy), "cpu").model.num_labels == len(LABELS)
+    assert (
+        type(layers.prepare(layers.Model(name=str(copy), device="cpu")).model).__name__
+        == "BertForSequenceClassification"
+    )
+    other = Path(shutil.copytree(qwen, tmp_path / "other"))
+    parts = ["lm_head.weight", "model.pooler.dense.bias", "model.visual.blocks.0.norm.bias", "mtp.layers.0.norm.weight"]
+    add_weights(other, **{name: torch.ones(4) for name in parts})
+    assert models.load(fetch(other), "cpu").model.num_labels == len(LABELS)
 
 
 @pytest.mark.parametrize("folder", ["bert", "qwen"])

@@ -219,7 +219,7 @@ def write(name: str, content: str) -> Callable[[Path], Any]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (pickled, "cannot be loaded as a model: "),
+        (pickled, "has no safetensors weights, only pytorch_model.bin; pickled weights"),
         (write("model.safetensors", "\0" * 100), "cannot be loaded as a model: "),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json; is it a model"),
         (write("config.json", "{"), "config.json: cannot be read"),

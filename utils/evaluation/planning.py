@@ -15,14 +15,14 @@ from boundby.device import arithmetic, is_gpu, pick_device, runtime, torch_build
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision, tokenize
 from boundby.inference.planning import SAMPLE_ROWS, Sample
 from boundby.inference.reference import ExactnessReport, same_guard
-from utils import contents, tasks
+from utils import tasks
 from utils.config import Config
 from utils.data import DataReceipt, Rows
 from utils.errors import InputError
 from utils.evaluation import engines, rows, tuning
 from utils.evaluation.engines import Shelf
 from utils.evaluation.plan import BATCHING, Budget, Choices, Compilation, Identity, Places, Plan, Reasons
-from utils.model_source import ModelSource, model_files, weight_files
+from utils.model_source import ModelSource, hashes, model_files, weight_files
 from utils.models import LoadedModel, effective_max_length
 
 SAMPLE_SEED = 0
@@ -119,7 +119,8 @@ def require_planned_model(made: Plan, folder: Path) -> None:
 def model_hashes(folder: Path) -> tuple[str, str]:
     """Return a hash of the model's weights and code, and one of its tokenizer and other settings."""
     weights = weight_files(folder)
-    return _sha256(weights), _sha256([path for path in model_files(folder) if path not in weights])
+    others = [path for path in model_files(folder) if path not in weights]
+    return files.sha256_of(hashes(folder, weights)), files.sha256_of(hashes(folder, others))
 
 
 def device_name(device: torch.device) -> str:
@@ -299,7 +300,3 @@ def _compilation(
 
     measured = sample[: int(np.searchsorted(np.cumsum(lengths), tuning.MEASURED_TOKENS)) + 1]
     return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s)
-
-
-def _sha256(paths: Sequence[Path]) -> str:
-    return files.sha256_of({path.name: contents.sha256(path) for path in paths})

@@ -95,7 +95,8 @@ class Storage:
         made = plans.load(folder)
         dataset, model = _inputs(made)
         copies = {dataset: Path(made.places.dataset)}
-        copies |= {f"{model}/{path.name}": path for path in model_files(Path(made.places.model))}
+        home = Path(made.places.model)
+        copies |= {f"{model}/{path.relative_to(home).as_posix()}": path for path in model_files(home)}
         for name, path in copies.items():
             if not self._is_whole(name, path):
                 self._put(path, name)
@@ -143,8 +144,11 @@ class Storage:
     def _fetched(self, made: plans.Plan, folder: Path) -> plans.Places:
         """Copy dataset and model into `folder`, proven to be those of the plan; return where they are."""
         dataset, model = _inputs(made)
-        names = [dataset, *(f"{model}/{Path(each).name}" for each in self._system.ls(self._at(model), detail=False))]
-        for name in names:
+        start = f"/{self._at(model)}/".replace("//", "/")
+        listed = [f"/{path}".replace("//", "/").removeprefix(start) for path in self._system.find(self._at(model))]
+        if any(".." in name.split("/") for name in listed):
+            raise InputError(f"{self.url}: {model} holds a file whose name leads out of it; plan again with --anew")
+        for name in (dataset, *(f"{model}/{name}" for name in listed)):
             with files.replacing(folder / name) as temporary:
                 self._system.get_file(self._at(name), str(temporary))
         wanted = made.identity.dataset_sha256, (made.identity.model_sha256, made.identity.tokenizer_sha256)

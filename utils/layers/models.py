@@ -17,8 +17,8 @@ from boundby.whole_set import Shape
 from utils import hub
 from utils.errors import EnvironmentLacksError, InputError
 from utils.layers import Model
-from utils.model_source import CODE, FILES, check_code
-from utils.models import DTYPES, most_positions
+from utils.model_source import CODE, FILES, check_code, check_weights, hashed_alone
+from utils.models import DTYPES, most_positions, require_all_used
 
 IMAGE_SIZE, COLOURS = 224, 3
 GPT2 = {"vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
@@ -125,16 +125,22 @@ def _load(name: str, revision: str | None, dtype: torch.dtype, trusted: bool) ->
         folder = hub.snapshot(hub.Repository("model", name, revision), (*FILES, CODE) if trusted else FILES)
     if not trusted:
         check_code(folder, name, with_tokenizer=False)
+    check_weights(folder, name)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     local = {"local_files_only": True, "trust_remote_code": trusted}
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, **local)
-        model = _kind(config).from_pretrained(folder, dtype=dtype, use_safetensors=True, **local)
-    except ImportError as error:
-        raise EnvironmentLacksError(f"{name}: the model needs a package: {_first_line(error)}") from error
-    except Exception as error:  # any type: loaders of several libraries meet damaged files here
-        raise InputError(f"{name}: cannot be loaded as a model: {_first_line(error)}") from error
+    with hashed_alone(folder) as shown:
+        try:
+            config = transformers.AutoConfig.from_pretrained(shown, **local)
+            model, told = _kind(config).from_pretrained(
+                shown, dtype=dtype, use_safetensors=True, output_loading_info=True, **local
+            )
+        except ImportError as error:
+            raise EnvironmentLacksError(f"{name}: the model needs a package: {_first_line(error)}") from error
+        except Exception as error:  # any type: loaders of several libraries meet damaged files here
+            fault = _first_line(error).replace(str(shown), str(folder))
+            raise InputError(f"{name}: cannot be loaded as a model: {fault}") from error
+        require_all_used(model, told["unexpected_keys"], shown, name)
     if getattr(model.config, "pad_token_id", None) is None:  # decoders that classify refuse batches without one
         model.config.pad_token_id = getattr(model.config, "eos_token_id", None)
     return model, folder.resolve().name if is_folder else name
