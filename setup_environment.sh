@@ -7,8 +7,8 @@
 #   --monitor        also what `make monitor` needs (streamlit)
 #   --ray            also what `evaluation.engine=ray` needs
 #   --engines        also ONNX Runtime and OpenVINO, as variants of step 05 and peers of the benchmark
-#   --test           also what `make test` and `make lint` need, the four above included
 #   --docs           also what `make docs` needs (mkdocs-material)
+#   --test           also what `make test` and `make lint` need, all of the above included
 #   --quiet          leave what the machine has to step 00 to say, unless it lacks something
 #   BOUNDBY_VENV     where (default .venv; a relative path starts at this folder)
 #   BOUNDBY_PYTHON   the Python to build on (default: the one of this machine that has a usable torch)
@@ -29,7 +29,7 @@ for argument in "$@"; do
     case $argument in
         --training | --monitor | --ray | --engines) wanted+=("setup/locks/${argument#--}.txt") ;;
         --docs) wanted+=(setup/locks/docs.txt) continue_with="make docs" ;;
-        --test) wanted+=(setup/locks/{training,monitor,ray,engines,test}.txt) continue_with="make test" ;;
+        --test) wanted+=(setup/locks/{training,monitor,ray,engines,docs,test}.txt) continue_with="make test" ;;
         --quiet) quiet=yes ;;
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' setup_environment.sh && exit 0 ;;
         *) echo "setup_environment.sh: unknown argument $argument;" \
