@@ -17,7 +17,7 @@ import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-TORCH_LEAST = (2, 9)
+TORCH_LEAST = (2, 8)
 TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes most of a minute; a hung driver takes for ever
 NVIDIA_SMI_TIMEOUT_S = 20  # without persistence mode each call wakes the driver, seconds on a machine of eight GPUs
 HIDE_ALL = ("", "-1", "NoDevFiles")  # what CUDA_VISIBLE_DEVICES says where no GPU shall be seen; the last is Slurm's

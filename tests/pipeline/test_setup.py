@@ -164,6 +164,7 @@ torch=$(<"$TREE/torch")
 case "$*" in
     -c*version*) echo "$torch" ;;
     *gpu_and_torch.py) printf '%s\tcpu\t/machine/torch/__init__.py\n' "$torch"; [[ $torch != unusable ]] ;;
+    *choose_torch.py) cat "$TREE/none_fits" 2>/dev/null && exit 3; echo 9 -r setup/requirements-torch.txt ;;
     *"pip install -r setup/requirements-torch.txt") echo 2.13.0 >"$TREE/torch" ;;
     *"pip install --require-hashes"*) [[ ! -f $TREE/replaces_torch ]] || echo 9.9 >"$TREE/torch" ;;
 esac
@@ -208,6 +209,26 @@ def test_unusable_torch_is_replaced_by_the_pinned_one(tree):
     (tree / "torch").write_text("unusable\n", encoding="utf-8")
     assert set_up(tree).returncode == 0
     assert installed(tree) == ["-r setup/requirements-torch.txt", CORE]
+
+
+def test_what_the_choice_of_a_torch_says_is_the_last_line_where_none_fits(tree):
+    (tree / "torch").write_text("unusable\n", encoding="utf-8")
+    (tree / "none_fits").write_text("take another GPU\n", encoding="utf-8")
+    answer = set_up(tree)
+    assert (answer.returncode, installed(tree)) == (3, [])
+    assert answer.stderr.splitlines()[-1] == "setup_environment.sh: take another GPU"
+
+
+def test_another_driver_than_at_the_last_setup_is_looked_at_again(tree, tmp_path):
+    fake_program(
+        tmp_path / "programs",
+        "cat",
+        '[[ $* != */proc/driver/nvidia/version* ]] || echo driver $DRIVER; exec /bin/cat "$@"',
+    )
+    path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
+    for driver, expected in (("580", [CORE]), ("580", []), ("550", [CORE])):
+        set_up(tree, "--quiet", PATH=path, DRIVER=driver)
+        assert installed(tree) == expected
 
 
 def test_second_setup_installs_nothing_and_quietly_says_nothing(tree):

@@ -51,8 +51,8 @@ def test_torch_for_rocm_is_kept_and_called_by_its_name_where_there_is_no_nvidia_
     assert not [text for text in found.values() if "nvidia" in text.lower() or "CPU build" in text]
 
 
-def test_torch_is_usable_from_2_9_on_where_it_can_use_the_gpu():
-    for version, usable in (("2.8.1+cu128", False), ("2.9.0a0+145a3a7", True), ("2.10.0", True)):
+def test_torch_is_usable_from_2_8_on_where_it_can_use_the_gpu():
+    for version, usable in (("2.7.1+cu128", False), ("2.8.0a0+34c6371d24.nv25.8", True), ("2.10.0", True)):
         assert (gpu_and_torch.why_unusable(replace(CPU_TORCH, version=version), Driver()) is None) == usable
     assert "CPU build) cannot use the NVIDIA H100" in gpu_and_torch.why_unusable(CPU_TORCH, Driver((H100,), "12.4"))
     blind = replace(CUDA_TORCH, sees_gpu=False, problem="The NVIDIA driver on your system is too old")
@@ -227,8 +227,8 @@ def test_missing_gpu_is_a_fact_and_secrets_are_named_and_never_shown(tmp_path):
         ({"packages": {"numpy": ("2.4.6", None)}}, "not installed for this Python: numpy;"),
         ({"torch": None, "torch_version": None}, "not installed for this Python: torch;"),
         (
-            {"torch": replace(CPU_TORCH, version="2.8.0")},
-            "torch 2.8.0 is older than 2.9; run `bash setup_environment.sh`",
+            {"torch": replace(CPU_TORCH, version="2.7.1")},
+            "torch 2.7.1 is older than 2.8; run `bash setup_environment.sh`",
         ),
         ({"disks": (verify.Disk("/project", 1_000_000_000, "ext4"),)}, "/project has 1 GB free; 2 GB are needed"),
         ({"results_problem": "Read-only file system"}, "/project/results cannot be written: Read-only file system"),
@@ -242,7 +242,7 @@ def test_each_lack_is_one_line_that_names_it(changes, expected):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"torch_version": "2.10.0"}, "torch 2.10.0 is untested"),
+        ({"torch_version": "2.8.0+cu128"}, "torch 2.8.0+cu128 is untested"),
         ({"driver": Driver((H100,), "12.4", warnings=("WARNING: infoROM",))}, "nvidia-smi says: WARNING: infoROM"),
         ({"packages": {"numpy": ("2.4.6", "2.2.0")}}, "numpy 2.2.0 (pinned 2.4.6)"),
         ({"disks": (verify.Disk("/root/boundby", 80_000_000_000, "overlay"),)}, "lost when the pod stops"),
