@@ -199,7 +199,7 @@ def _again(choice: Choice, driver: Driver) -> tuple[str, ...]:
 
 def _why_none(driver: Driver, fitting: list[Build], card: tuple[int, int]) -> str:
     gpu, least = driver.gpus[0].name, ".".join(map(str, TORCH_LEAST))
-    if card < min(build.least for build in BUILDS):
+    if not any(build.runs_on((99, 0), card) for build in BUILDS):  # whatever the driver
         return f"no torch from {least} on computes on the {gpu}; take another GPU"
     if not fitting:
         runs = f"runs with {runs_up_to(driver)}, on the {gpu}"

@@ -237,6 +237,19 @@ def test_what_nvidia_smi_does_not_know_is_no_reason_to_fetch_what_cannot_work(
     assert (code, expected in line) == ((0 if expected.startswith("torch") else 3), True)
 
 
+@pytest.mark.parametrize(
+    ("processor", "expected"), [("x86_64", PIN), ("aarch64", "on the NVIDIA T4G; take another GPU")]
+)
+def test_a_turing_card_beside_an_arm_processor_has_no_torch(monkeypatch, capsys, tmp_path, processor, expected):
+    text = (RECORDED / "h200-580.txt").read_text(encoding="utf-8")
+    text = text.replace("NVIDIA H200", "NVIDIA T4G").replace("\n9.0\n", "\n7.5\n")
+    (tmp_path / "t4g.txt").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys.modules[__name__], "RECORDED", tmp_path)
+    here = Nowhere(monkeypatch, "t4g", processor)
+    assert choose_torch.main() == (0 if processor == "x86_64" else 3)
+    assert expected in capsys.readouterr().out and here.asked == []
+
+
 def test_hidden_gpus_are_none(monkeypatch):
     here = Nowhere(monkeypatch, "mismatch")
     for value in ("", "-1", "NoDevFiles"):
