@@ -7,8 +7,8 @@
 #   --monitor        also what `make monitor` needs (streamlit)
 #   --ray            also what `evaluation.engine=ray` needs
 #   --engines        also ONNX Runtime and OpenVINO, as variants of step 05 and peers of the benchmark
-#   --test           also what `make test` and `make lint` need, the four above included
 #   --docs           also what `make docs` needs (mkdocs-material)
+#   --test           also what `make test` and `make lint` need, all of the above included
 #   --quiet          leave what the machine has to step 00 to say, unless it lacks something
 #   BOUNDBY_VENV     where (default .venv; a relative path starts at this folder)
 #   BOUNDBY_PYTHON   the Python to build on (default: the one of this machine that has a usable torch)
@@ -29,7 +29,7 @@ for argument in "$@"; do
     case $argument in
         --training | --monitor | --ray | --engines) wanted+=("setup/locks/${argument#--}.txt") ;;
         --docs) wanted+=(setup/locks/docs.txt) continue_with="make docs" ;;
-        --test) wanted+=(setup/locks/{training,monitor,ray,engines,test}.txt) continue_with="make test" ;;
+        --test) wanted+=(setup/locks/{training,monitor,ray,engines,docs,test}.txt) continue_with="make test" ;;
         --quiet) quiet=yes ;;
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' setup_environment.sh && exit 0 ;;
         *) echo "setup_environment.sh: unknown argument $argument;" \
@@ -43,10 +43,10 @@ say() { echo "setup: $*" >&2; }
 fail() { echo "setup_environment.sh: $*" >&2; exit 3; }
 torch_of() { "$1" setup/gpu_and_torch.py; }  # prints version, CUDA build, path; code 3 and the reason if unusable
 
-ready_line() {  # of these locks; another one whenever a file or the torch beside them changes
+ready_line() {  # of these locks; another one whenever a file, the torch beside them or the driver under it changes
     local torch
     torch=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) || return 1
-    echo "torch $torch $(cat "$pin" "$@" | cksum)"
+    echo "torch $torch $(cat "$pin" "$@" /proc/driver/nvidia/version 2>/dev/null | cksum)"
 }
 
 find_base() {  # sets `base` to the first supported Python, better one with a usable torch, then described in `kept`
@@ -109,10 +109,13 @@ case $(df -PT -- "$venv" 2>/dev/null | awk 'NR == 2 { print $2 }') in
 esac
 
 if { [[ -f $our_pin ]] && ! cmp -s -- "$pin" "$our_pin"; } || ! before=$(torch_of "$python"); then
-    say "installing $(<"$pin")"
-    install 9 -r "$pin"  # with its CUDA libraries 5 GB unpacked, and pip's copies of the wheels while it works
+    choice=$("$python" setup/choose_torch.py) || fail "${choice:-see the lines above}"
+    read -ra chosen <<<"$choice"
+    say "installing ${chosen[*]:1}"
+    install "${chosen[@]}"
     cp -- "$pin" "$our_pin"
-    before=$(torch_of "$python") || fail "torch is installed and cannot be used, see the line above"
+    before=$(torch_of "$python") ||
+        fail "torch is installed and cannot be used, see the line above; take another machine or install one that works"
 fi
 say "torch ${before%%$'\t'*} of ${before##*$'\t'} stays as it is; installing ${wanted[*]}"
 install 2 --require-hashes --no-deps "${wanted[@]/#/-r}"

@@ -114,7 +114,7 @@ class Recording:
 def record(work: Work) -> Recording:
     """Return the operators of one call of `work`. Raises ValueError where there are none or FLOPs are unknown."""
     recorder = _Recorder()
-    with recorder:
+    with operators.higher_order_refused(), recorder:
         result = work()  # held until the end: what it holds is then no slot that was freed
     del result
     if not recorder.recording.steps:

@@ -5,7 +5,7 @@
     python setup/lock.py --audit      ask which locked versions have known vulnerabilities; exit code 1 for any
 
 The locks hold all but torch and what comes with it, which fit the driver of the machine. That of the core is whole;
-those of the other environments hold what these need beyond it.
+that of another environment holds all that this one needs beyond the core, and can be installed without the others.
 """
 
 import importlib.metadata
@@ -21,6 +21,7 @@ PAGE = SETUP.parent / "docs" / "licences.md"
 ENVIRONMENTS = ("core", "training", "monitor", "ray", "engines", "test", "docs")
 WITH_TORCH = re.compile(r"torch|torchvision|torchaudio|triton|(nvidia|cuda)-(?!ml-py).+")
 LOCKED = re.compile(r"^([a-z0-9][a-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
+ENTRY = re.compile(r"^\S.*\n(?:\s.*\n)*", re.MULTILINE)  # a package with its marker and hashes
 LONGEST_LICENCE = 60  # characters: some packages put the whole text where its name belongs
 RESOLVE_S, AUDIT_S = 600, 120  # a network that hangs ends then
 
@@ -36,16 +37,20 @@ def locked(environment: str) -> list[tuple[str, str]]:
 
 
 def lock() -> None:
-    """Resolve all environments together, so that they agree; write what each adds to those before it."""
+    """Resolve all environments together, so that they agree; write what each adds to the core."""
     (SETUP / "locks").mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as agreed:
         agreed.write(_resolved(*map(str, map(requirements, ENVIRONMENTS))))
         agreed.flush()
-        omitted = {name for name, _ in LOCKED.findall(Path(agreed.name).read_text()) if WITH_TORCH.fullmatch(name)}
+        with_torch = {name for name, _ in LOCKED.findall(Path(agreed.name).read_text()) if WITH_TORCH.fullmatch(name)}
+        options = ["-c", agreed.name, *(f"--no-emit-package={name}" for name in sorted(with_torch))]
+        core: set[str] = set()
         for environment in ENVIRONMENTS:
             sources = [str(requirements(each)) for each in dict.fromkeys(["core", environment])]
-            text = _resolved(*sources, "-c", agreed.name, *(f"--no-emit-package={name}" for name in sorted(omitted)))
-            omitted |= {name for name, _ in LOCKED.findall(text)}
+            entries = ENTRY.findall(_resolved(*sources, *options))
+            # Equal entries are left out, not equal names: colorama is the core's on Windows, mkdocs's everywhere.
+            text = "".join(each for each in entries if each not in core)
+            core = core or set(entries)
             head = f"# Made by `python setup/lock.py` from {requirements(environment).name}; change that, not this.\n"
             (SETUP / "locks" / f"{environment}.txt").write_text(head + text, encoding="utf-8")
 
@@ -58,11 +63,14 @@ def licences() -> str:
         "What each package says of itself, from its metadata. Made by `python setup/lock.py --licences` where all",
         "environments are installed. torch, which is not locked, is under BSD-3-Clause.",
     ]
+    listed: set[str] = set()  # a package that several environments need stands under the first of them
     for environment in ENVIRONMENTS:
         lines += ["", f"## {environment}", "", "| package | version | licence |", "| --- | --- | --- |"]
         versions: dict[str, list[str]] = {}
         for name, version in locked(environment):
-            versions.setdefault(name, []).append(version)
+            if name not in listed:
+                versions.setdefault(name, []).append(version)
+        listed |= versions.keys()
         said = {name: _licence(name) for name in versions}  # None for what another platform needs
         lines += [f"| {name} | {', '.join(versions[name])} | {text} |" for name, text in said.items() if text]
     return "\n".join([*lines, ""])

@@ -17,7 +17,19 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpu_and_torch import TORCH_LEAST, Driver, Torch, ask_torch, find_driver, pins, release, version_of, why_unusable
+from gpu_and_torch import (
+    TORCH_LEAST,
+    Driver,
+    Gpu,
+    Torch,
+    ask_torch,
+    find_driver,
+    pins,
+    release,
+    runs_up_to,
+    version_of,
+    why_unusable,
+)
 
 PYTHON_SUPPORTED = ((3, 11), (3, 12))
 TORCH_TESTED = ((2, 11), (2, 13))
@@ -115,7 +127,7 @@ def problems(machine: Machine) -> list[str]:
         found.append(f"not installed for this Python: {', '.join(missing)}; {INSTALL} and use the Python it makes")
     unusable = machine.torch and why_unusable(machine.torch, machine.driver)
     if unusable:
-        found.append(unusable)
+        found.append(f"{unusable}; {INSTALL}, which finds one for this machine where there is one")
     for disk in machine.disks:
         if disk.free_bytes < LEAST_FREE_BYTES:
             found.append(f"{disk.folder} has {_gb(disk.free_bytes)} free; {_gb(LEAST_FREE_BYTES)} are needed there")
@@ -126,7 +138,8 @@ def problems(machine: Machine) -> list[str]:
 
 def doubts(machine: Machine) -> list[str]:
     """Return what may spoil a run or lose its results, one line each with the way out."""
-    return [*_software_doubts(machine), *_pod_doubts(machine)]
+    said = [f"nvidia-smi says: {line}" for line in machine.driver.warnings]
+    return [*said, *_software_doubts(machine), *_pod_doubts(machine)]
 
 
 def _software_doubts(machine: Machine) -> list[str]:
@@ -162,15 +175,14 @@ def _pod_doubts(machine: Machine) -> list[str]:
 def facts(machine: Machine) -> list[tuple[str, str]]:
     """Return what was found as (name, text) pairs, in the order in which a person asks."""
     driver = machine.driver
-    gpus = ", ".join(f"{gpu.name} {_gb(gpu.memory_bytes)}" for gpu in driver.gpus)
-    runs = f"{driver.gpus[0].driver}, runs CUDA up to {driver.cuda or 'unknown'}" if driver.gpus else "none"
+    gpus = ", ".join(map(_gpu_text, driver.gpus))
     is_amd = machine.torch is not None and machine.torch.rocm is not None and machine.torch.sees_gpu
     as_pinned = sum(pin == installed for pin, installed in machine.packages.values())
     return [
         ("Python", f"{machine.python} ({sys.executable})"),
         ("torch", _torch_text(machine)),
         ("GPU", gpus or (f"none: {driver.absent or driver.problem}" if not is_amd else "AMD, seen by torch")),
-        *([] if is_amd else [("driver", runs)]),
+        *([] if is_amd else [("driver", runs_up_to(driver).removeprefix("driver ") if driver.gpus else "none")]),
         ("memory", _gb(machine.memory_bytes) if machine.memory_bytes else "unknown"),
         *(
             ("disk", f"{_gb(disk.free_bytes)} free at {disk.folder} ({disk.filesystem or '?'})")
@@ -195,6 +207,10 @@ def main() -> int:
         lines = [*facts(machine), *(("doubt", text) for text in doubtful), *(("problem", text) for text in lacking)]
         print("\n".join(f"{name:<9} {text}" for name, text in lines))
     return 3 if lacking else 0
+
+
+def _gpu_text(gpu: Gpu) -> str:
+    return f"{gpu.name} " + (_gb(gpu.memory_bytes) if gpu.memory_bytes else f"of unknown memory ({gpu.memory_unknown})")
 
 
 def _torch_text(machine: Machine) -> str:
@@ -226,4 +242,5 @@ def _gb(number_of_bytes: float) -> str:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # for a console that cannot show the name of a GPU or a folder
     sys.exit(main())

@@ -118,6 +118,27 @@ class FakeTokenizer:
         return type("Encoded", (dict,), {"encodings": encodings})(input_ids=ids)
 
 
+RECORDED = Path(__file__).parent / "gpu_double" / "recorded"  # what nvidia-smi answers, by machine
+
+
+def fake_nvidia_smi(folder: Path, machine: str) -> None:
+    """Write an nvidia-smi in `folder` that answers as it was recorded on a machine, and any other call with code 2."""
+    fake_program(
+        folder,
+        "nvidia-smi",
+        f"""
+asked="$ nvidia-smi${{*:+ $*}}" code=2
+while IFS= read -r line; do
+    case $line in
+        '$ '*) on=; [[ $line != "$asked" ]] || on=1 code=0 ;;
+        'exit '*) [[ -z $on ]] || code=${{line#exit }} ;;
+        *) [[ -z $on ]] || printf '%s\\n' "$line" ;;
+    esac
+done <'{RECORDED / machine}.txt'
+exit $code""",
+    )
+
+
 def fake_program(folder: Path, name: str, body: str) -> None:
     """Write the bash script `body` as the executable `name` in `folder`."""
     folder.mkdir(exist_ok=True)

@@ -155,7 +155,7 @@ class _Line:
             self._schedules[requests] = ScheduleGPipe(self._stage, requests)
         all_inputs = tree_map_only(Tensor, lambda tensor: torch.cat([tensor] * requests), inputs)
         distributed.barrier()
-        outputs: Tensor | None = self._schedules[requests].eval(**all_inputs)
+        outputs: Tensor | None = self._schedules[requests].step(**all_inputs)  # without a loss: forward alone
         return outputs
 
     def one_at_a_time(self, inputs: dict[str, Any], requests: int) -> None:

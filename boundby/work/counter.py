@@ -75,7 +75,7 @@ def count_by(
     `owner` is asked at every operator whose work it is: the module that is running, for example.
     """
     counter = _Counter(clock, owner)
-    with torch.no_grad(), counter:
+    with torch.no_grad(), operators.higher_order_refused(), counter:
         result = call()
     if not counter.is_used:
         raise operators.UnknownWorkError(

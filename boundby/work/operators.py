@@ -7,6 +7,7 @@ Bytes are those of the tensors an operator takes and gives, as if no cache kept 
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -87,6 +88,20 @@ def flop_formula(func: OpOverload) -> Callable[..., int] | None:
 
 class UnknownWorkError(ValueError):
     """The work of a call cannot be counted; an error of the call itself is never of this type."""
+
+
+@contextmanager
+def higher_order_refused() -> Iterator[None]:
+    """Raise UnknownWorkError for an operator of higher order, which torch 2.8 shows to no dispatch mode but refuses."""
+    try:
+        yield
+    except NotImplementedError as error:
+        name = re.search(r"no rule registered for HOP (\w+)", str(error))
+        if not name:
+            raise
+        raise UnknownWorkError(
+            f"the work of {name[1]} is not known; use a model whose attention is sdpa or eager"
+        ) from error
 
 
 def flops(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:

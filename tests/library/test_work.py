@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from boundby.recording import record
 from boundby.work import (
     OperatorWork,
     TransformerShape,
+    UnknownWorkError,
     Work,
     count,
     fit_length_cost,
@@ -243,6 +245,20 @@ def test_a_fused_layer_without_a_formula_is_refused_with_the_way_out():
 def test_what_cannot_be_counted_is_refused(call, says):
     with pytest.raises(ValueError, match=says):
         count(call)
+
+
+@pytest.mark.parametrize("watched", [count, record])
+def test_an_operator_that_torch_itself_refuses_to_show_is_one_of_unknown_work(watched):
+    def refused():
+        raise NotImplementedError("There was no rule registered for HOP cond and mode <mode>.")
+
+    def unfinished():
+        raise NotImplementedError("no forward")
+
+    with pytest.raises(UnknownWorkError, match="the work of cond is not known; use"):
+        watched(refused)
+    with pytest.raises(NotImplementedError, match="no forward"):
+        watched(unfinished)
 
 
 @pytest.fixture

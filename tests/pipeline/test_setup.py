@@ -1,6 +1,7 @@
 """What installs and packs: requirement files, pyproject.toml, setup_environment.sh, Makefile, .ci/run."""
 
 import ast
+import importlib.metadata
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 import gpu_and_torch
 import lock
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from boundby import files
 from tests.fakes import fake_program
@@ -69,6 +72,54 @@ def test_every_pin_is_locked_at_its_version_and_all_that_is_locked_has_hashes(en
     assert [name for name, _ in lock.locked(environment) if lock.WITH_TORCH.fullmatch(name)] == []
 
 
+def locked_here(environment: str) -> set[str]:
+    """Return the names that a lock installs on this machine."""
+    text = (ROOT / "setup/locks" / f"{environment}.txt").read_text(encoding="utf-8")
+    entries = [Requirement(line) for line in re.findall(r"^(\w.*?) *\\?$", text, flags=re.MULTILINE)]
+    return {entry.name for entry in entries if entry.marker is None or entry.marker.evaluate()}
+
+
+def needed_here(environment: str) -> set[str]:
+    """Return the names that the packages of an environment ask for, themselves included, but for torch's own."""
+    needed: set[tuple[str, frozenset[str]]] = set()
+    waiting = [Requirement(line) for line in requirements(lock.requirements(environment).name)]
+    while waiting:
+        asked = waiting.pop()
+        wanted = (canonicalize_name(asked.name), frozenset(asked.extras))
+        if wanted in needed or lock.WITH_TORCH.fullmatch(wanted[0]):
+            continue
+        needed.add(wanted)
+        for line in importlib.metadata.requires(asked.name) or []:
+            more = Requirement(line)
+            if more.marker is None or any(more.marker.evaluate({"extra": extra}) for extra in ("", *asked.extras)):
+                waiting.append(more)
+    return {name for name, _ in needed}
+
+
+@pytest.mark.parametrize("environment", lock.ENVIRONMENTS)
+def test_each_environment_is_whole_with_no_other_beside_it_than_the_core(environment):
+    try:
+        needed = needed_here(environment)
+    except importlib.metadata.PackageNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed: bash setup_environment.sh --test")
+    assert needed and needed - locked_here("core") - locked_here(environment) == set()
+
+
+def test_a_lock_leaves_out_what_the_core_installs_on_the_same_platforms_alone(monkeypatch, tmp_path):
+    core = "click==8 \\\n    --hash=sha256:1\ncolorama==1 ; sys_platform == 'win32' \\\n    --hash=sha256:2\n"
+    docs = "click==8 \\\n    --hash=sha256:1\ncolorama==1 \\\n    --hash=sha256:2\npathspec==1 \\\n"
+
+    def resolved(*arguments: str) -> str:
+        return docs if any("docs" in each or "-test" in each for each in arguments) else core
+
+    monkeypatch.setattr(lock, "SETUP", tmp_path)
+    monkeypatch.setattr(lock, "_resolved", resolved)
+    lock.lock()
+    assert (tmp_path / "locks/core.txt").read_text().partition("\n")[2] == core
+    for environment in ("test", "docs"):  # both whole: one may be installed without the other
+        assert (tmp_path / f"locks/{environment}.txt").read_text().partition("\n")[2] == docs.partition("sha256:1\n")[2]
+
+
 @pytest.mark.parametrize(
     ("answer", "code", "said"),
     [
@@ -113,6 +164,7 @@ torch=$(<"$TREE/torch")
 case "$*" in
     -c*version*) echo "$torch" ;;
     *gpu_and_torch.py) printf '%s\tcpu\t/machine/torch/__init__.py\n' "$torch"; [[ $torch != unusable ]] ;;
+    *choose_torch.py) cat "$TREE/none_fits" 2>/dev/null && exit 3; echo 9 -r setup/requirements-torch.txt ;;
     *"pip install -r setup/requirements-torch.txt") echo 2.13.0 >"$TREE/torch" ;;
     *"pip install --require-hashes"*) [[ ! -f $TREE/replaces_torch ]] || echo 9.9 >"$TREE/torch" ;;
 esac
@@ -159,6 +211,26 @@ def test_unusable_torch_is_replaced_by_the_pinned_one(tree):
     assert installed(tree) == ["-r setup/requirements-torch.txt", CORE]
 
 
+def test_what_the_choice_of_a_torch_says_is_the_last_line_where_none_fits(tree):
+    (tree / "torch").write_text("unusable\n", encoding="utf-8")
+    (tree / "none_fits").write_text("take another GPU\n", encoding="utf-8")
+    answer = set_up(tree)
+    assert (answer.returncode, installed(tree)) == (3, [])
+    assert answer.stderr.splitlines()[-1] == "setup_environment.sh: take another GPU"
+
+
+def test_another_driver_than_at_the_last_setup_is_looked_at_again(tree, tmp_path):
+    fake_program(
+        tmp_path / "programs",
+        "cat",
+        '[[ $* != */proc/driver/nvidia/version* ]] || echo driver $DRIVER; exec /bin/cat "$@"',
+    )
+    path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
+    for driver, expected in (("580", [CORE]), ("580", []), ("550", [CORE])):
+        set_up(tree, "--quiet", PATH=path, DRIVER=driver)
+        assert installed(tree) == expected
+
+
 def test_second_setup_installs_nothing_and_quietly_says_nothing(tree):
     set_up(tree)
     installed(tree)
@@ -177,7 +249,7 @@ def test_a_changed_lock_is_installed_again(tree):
 
 def test_environment_of_the_tests_is_one_for_a_run_too(tree):
     set_up(tree, "--test")
-    extras = " ".join(f"-rsetup/locks/{each}.txt" for each in ("training", "monitor", "ray", "engines", "test"))
+    extras = " ".join(f"-rsetup/locks/{each}.txt" for each in ("training", "monitor", "ray", "engines", "docs", "test"))
     assert installed(tree) == [f"{CORE} {extras}"]
     set_up(tree)
     assert installed(tree) == []
