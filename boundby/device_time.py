@@ -18,10 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from boundby.capture.session import is_another_at_work, quiet_kineto
 from boundby.formatting import first_line
-from boundby.timer import CHUNK, QUEUE_DEPTH, DeviceQueue, DeviceTime, Timer, Way, Work
+from boundby.timer import CHUNK, MOST_HELD, QUEUE_DEPTH, DeviceQueue, DeviceTime, Timer, Way, Work
 from boundby.work import operators
 
-MOST_HELD = QUEUE_DEPTH * 3 // 4  # operators that are tried behind one backlog: some of them are several launches
 PROBE_BYTES = 64 * 2**20  # which the allocator asks for by itself and gives back as a whole
 LEFTOVER = "a graph could not be captured and left the process in an unknown state"
 WAITS = "the call waits for the device itself"

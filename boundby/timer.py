@@ -19,7 +19,8 @@ BACKLOG_SHARE = 1.5  # of the time to issue the call
 # Launches and events that a GPU takes before the host must wait for it: not documented, about 1,024 where it was seen.
 # Beyond it the host's times hold waiting, and a held device says nothing of who was late.
 QUEUE_DEPTH = 1024
-CHUNK = QUEUE_DEPTH // 4  # operators that are issued behind one backlog: one of them may be several launches
+MOST_HELD = QUEUE_DEPTH * 3 // 4  # operators and marks that are tried behind one backlog: some are several launches
+CHUNK = QUEUE_DEPTH // 4  # those of a call of more than that which go behind one
 LEAST_BACKLOG_S, MOST_BACKLOG_S = 1e-3, 0.1
 
 

@@ -556,6 +556,8 @@ COLUMNS: tuple[Column, ...] = (
         _reading("cpu_utilization_pct"),
     ),
     Column("device_per_batch_ms", DEVICE, _timed("device")),
+    Column("enqueue_per_batch_ms", DEVICE, _timed("enqueue")),
+    Column("transfer_per_batch_ms", DEVICE, _timed("transfer")),
     Column(
         "device_time_by",
         Meaning(
@@ -566,10 +568,8 @@ COLUMNS: tuple[Column, ...] = (
             section="device",
         ),
         _device_by,
-        kind=str | None,
+        kind=NotRequired[str | None],  # documents of earlier runs lack it
     ),
-    Column("enqueue_per_batch_ms", DEVICE, _timed("enqueue")),
-    Column("transfer_per_batch_ms", DEVICE, _timed("transfer")),
     Column("energy_per_sample_j", ENERGY, found=lambda f: f.energy_j),
     Column("energy_per_sample_net_j", ENERGY, found=lambda f: f.energy_net_j, kind=float | None),
     Column("flops_per_batch", WORK, found=lambda f: f.flops),

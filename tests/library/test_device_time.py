@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from boundby import device_time as module
 from boundby.device_time import CaptureLeftoverError, DeviceTimer, Launches, launches
-from boundby.timer import CHUNK, QUEUE_DEPTH, DeviceTime, Timer
+from boundby.timer import CHUNK, MOST_HELD, QUEUE_DEPTH, DeviceTime, Timer
 from boundby.work.operators import does_work
 from tests.fakes import FakeClock, QueuedDevice
 
@@ -92,7 +92,7 @@ def test_a_forward_of_the_pods_model_has_a_device_time(timer, captures, captured
     assert found == 3 * [DeviceTime(number * KERNEL_S, by="graph" if captured else "chunks")]
 
 
-@pytest.mark.parametrize("number", [1, CHUNK, module.MOST_HELD])
+@pytest.mark.parametrize("number", [1, CHUNK, MOST_HELD])
 def test_a_forward_that_the_queue_holds_is_timed_behind_one_backlog_and_never_captured(timer, captures, number):
     assert timer.times(forward(number), number * HOST_S) == [DeviceTime(number * KERNEL_S, by="backlog")]
     assert captures.tried == 0
