@@ -75,10 +75,10 @@ def ours(model_path: str, seconds: float) -> dict[str, Any]:
         raise RuntimeError(f"{row['status']}: {row['reasons']['all']}")
     half_width = row["throughput_half_width_pct"]
     reach = "no interval" if half_width is None else f"+-{half_width:.1f} %"
-    measured = sum(visit.measured_s for visit in visits)
+    spent = sum(visit.spent_s for visit in visits)
     # All forwards are alike, so a plain median of the very same ones shows what the estimate itself adds.
     same = BATCH_SIZE / median(timing.seconds for visit in visits for timing in visit.of("isolated"))
-    said = f"{reach} from {row['rounds']} rounds in {measured:.1f} s, {row['status']}"
+    said = f"{reach} from {row['rounds']} rounds in {spent:.1f} s, {row['status']}"
     said += f"; {100 * (value / same - 1):+.1f} % from the plain median of the same forwards"
     return {"samples_per_s": value, "said": said, "doubts": list(row["doubts"])}
 

@@ -10,6 +10,7 @@ import torch
 from msgspec import structs
 
 from boundby.ceilings import Ceilings
+from boundby.device_time import DeviceTimer
 from boundby.disturbance import HostCounters, Watch
 from boundby.formatting import first_line
 from boundby.judgement import IDLE_DEVICE, Times, judge
@@ -206,10 +207,12 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     watch.start()
     warm_up(work, timer, WarmUpRule(least_s=ROUND_S, cap_s=20 * ROUND_S))
     bare = _runnable(extras.bare) or work
-    times = _times(work, bare, timer, queue, make_input)
+    device = DeviceTimer(timer, queue) if queue else None
+    times = _times(work, bare, timer, device, make_input)
     threads = torch.get_num_threads() if on_host else 1
     disturbances = watch.stop().disturbances(threads)
     disturbed = [Doubt("disturbed", "; ".join(each.text for each in disturbances))] if disturbances else []
+    disturbed += [Doubt("disturbed", device.leftover)] if device and device.leftover else []
     counted = counted_quietly(work, timer.clock if on_host else None)
     forward = Forward(times, loads([counted]), ceilings, dtype, counted.least_bytes, on_host)
     own = [candidate.fix for candidate in extras.candidates]
@@ -355,18 +358,16 @@ def counted_quietly(work: Work, clock: Clock | None) -> CountedWork:
     return min(counts, key=lambda candidate: sum(operator.seconds or 0.0 for operator in candidate.operators))
 
 
-def _times(work: Work, bare: Work, timer: Timer, queue: DeviceQueue | None, make_input: Work | None) -> Times:
+def _times(work: Work, bare: Work, timer: Timer, device: DeviceTimer | None, make_input: Work | None) -> Times:
     isolated = _rounds(lambda: timer.isolated(work))
     inputs = _rounds(lambda: timer.isolated(make_input)) if make_input else None
-    if queue is None:
+    if device is None:
         return Times(Interval.of(estimate(isolated)), input_s=median(inputs) if inputs else None)
     enqueue = median(_rounds(lambda: timer.enqueue(work)))
-    device = [
-        timing.seconds for timing in (timer.on_device(bare, queue, enqueue) for _ in range(ROUNDS)) if timing.seconds
-    ]
+    seconds = [timing.seconds for timing in device.times(bare, enqueue, ROUNDS) if timing.seconds]
     return Times(
         isolated_s=Interval.of(estimate(isolated)),
-        device_s=Interval.of(estimate(device)) if device else None,
+        device_s=Interval.of(estimate(seconds)) if seconds else None,
         enqueue_s=enqueue,
         input_s=median(inputs) if inputs else None,
     )

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
-Kind = Literal["foreign_load", "stolen_time", "quota", "preemption", "slow_machine", "gpu_throttled", "gpu_shared"]
+Kind = Literal[
+    "foreign_load", "stolen_time", "quota", "preemption", "slow_machine", "gpu_throttled", "gpu_shared", "capture"
+]
 
 CGROUP = Path("/sys/fs/cgroup")
 TICK_S = 0.01  # the resolution of /proc/stat (USER_HZ is 100 on every Linux)

@@ -16,11 +16,11 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from boundby.timer import Work
+from boundby.timer import CHUNK, Work
 from boundby.work import operators
 from boundby.work.operators import Cost
 
-Marked = Callable[[Callable[[], Any]], list[tuple[Any, Any]]]
+Marked = Callable[[Callable[[], Any], Callable[[], None]], list[tuple[Any, Any]]]
 
 
 @dataclass(frozen=True)
@@ -270,16 +270,20 @@ class Program:
     values: list[Any]  # what was there before, and constants; None for what is made
     calls: tuple[_Call, ...]
 
-    def run(self) -> None:
-        """Do all steps."""
+    def run(self, begin: Callable[[], None] = lambda: None) -> None:
+        """Do all steps; call `begin` before each chunk of them."""
         values = self.values.copy()
-        for call in self.calls:
-            _do(call, values)
+        for first in range(0, len(self.calls), CHUNK):
+            begin()
+            for call in self.calls[first : first + CHUNK]:
+                _do(call, values)
 
-    def marked(self, mark: Callable[[], Any]) -> list[tuple[Any, Any]]:
-        """Do all steps; return a pair of marks around each."""
+    def marked(self, mark: Callable[[], Any], begin: Callable[[], None] = lambda: None) -> list[tuple[Any, Any]]:
+        """Do all steps; return a pair of marks around each. `begin` is called before chunks that marks make shorter."""
         values, marks = self.values.copy(), []
-        for call in self.calls:
+        for number, call in enumerate(self.calls):
+            if number % (CHUNK // 2) == 0:
+                begin()
             start = mark()
             _do(call, values)
             marks.append((start, mark()))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import mean, median
 from typing import Any
 
@@ -23,7 +23,7 @@ from boundby.recording import Marked, Program, Recording, Step, program, record
 from boundby.roofline import Interval, OperatorLoad
 from boundby.split import Cut, CutKind, Replay, ReplayedOperator, ShapeTime, Variant
 from boundby.stats import estimate
-from boundby.timer import DeviceQueue, Timer, Work
+from boundby.timer import CHUNK, Chunked, DeviceQueue, Timer, Work
 from boundby.verdict import Fix
 
 BUDGET_S = 10.0
@@ -100,13 +100,13 @@ class OnHost:
         """Return the seconds of one call."""
         return self.timer.isolated(work)
 
-    def busy(self, work: Work) -> float | None:
+    def busy(self, run: Chunked) -> float | None:
         """Return the seconds of one call."""
-        return self.timer.isolated(work)
+        return self.timer.isolated(lambda: run(_nothing))
 
     def marked(self, run: Marked) -> list[float] | None:
         """Return the seconds between the marks that `run` makes around each of its steps."""
-        return [end - start for start, end in run(self.timer.clock)]
+        return [end - start for start, end in run(self.timer.clock, _nothing)]
 
 
 @dataclass(frozen=True)
@@ -122,23 +122,27 @@ class OnDevice:
         """Return the seconds of one call, from an idle device to an idle device."""
         return self.timer.isolated(work)
 
-    def busy(self, work: Work) -> float | None:
-        """Return the device's own seconds for one call, behind a backlog; None where it had to wait for the host."""
-        return self.timer.on_device(work, self.queue, self.timer.enqueue(work)).seconds
+    def busy(self, run: Chunked) -> float | None:
+        """Return the device's own seconds for one call, behind backlogs; None where it had to wait for the host."""
+        return self.timer.in_chunks(run, self.queue, self.timer.enqueue_chunks(run)).seconds
 
     def marked(self, run: Marked) -> list[float] | None:
         """Return the device's seconds between the events around each step; None as in `busy`."""
         marks: list[tuple[Any, Any]] = []
 
-        def work() -> None:
-            marks[:] = run(self.queue.mark)
+        def noted(begin: Callable[[], None]) -> None:
+            marks[:] = run(self.queue.mark, begin)
 
-        if self.busy(work) is None:
+        if self.busy(noted) is None:
             return None
         return [self.queue.seconds_between(start, end) for start, end in marks]
 
 
 Instruments = OnHost | OnDevice
+
+
+def _nothing() -> None:
+    """Do nothing before a chunk: a CPU has no queue."""
 
 
 def replay(
@@ -318,9 +322,10 @@ class _Bench:
             return Missing(first_line(error))
         return changed
 
-    def _in_order(self, run: Work, calls: int) -> float:
-        """Return the seconds of a program; one that takes too long to issue is timed from idle to idle."""
-        seconds = self._block(run, calls, lambda work: self.instruments.busy(work) or self.instruments.whole(work))
+    def _in_order(self, run: Chunked, calls: int) -> float:
+        """Return the seconds of a program; one that the device had to wait for is timed from idle to idle."""
+        whole = partial(run, _nothing)
+        seconds = self._block(whole, calls, lambda work: self.instruments.busy(run) or self.instruments.whole(work))
         own = len(self.recording.steps) * self.instruments.stepping_s
         return seconds - own if seconds > own else seconds
 
@@ -396,10 +401,12 @@ class _Bench:
             args, kwargs = _cloned(args), _cloned(kwargs)
         call = step.func._op
 
-        def several(number: int) -> Work:
-            def block() -> None:
-                for _ in range(number):
-                    call(*args, **kwargs)
+        def several(number: int) -> Chunked:
+            def block(begin: Callable[[], None]) -> None:
+                for first in range(0, number, CHUNK):
+                    begin()
+                    for _ in range(first, min(number, first + CHUNK)):
+                        call(*args, **kwargs)
 
             return block
 

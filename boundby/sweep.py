@@ -21,7 +21,7 @@ Status = Literal["ok", "oom", "failed", "skipped_oom"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the rule needs to know of a visit: its status, the seconds it measured and its value for the interval."""
+    """What the rule needs to know of a visit: its status, the seconds it took and its value for the interval."""
 
     point: Point
     round: int

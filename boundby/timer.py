@@ -7,16 +7,20 @@ keeps it waiting, `enqueue` how long the host needs to issue the call.
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 Clock = Callable[[], float]
 Work = Callable[[], object]
+Chunked = Callable[[Callable[[], None]], object]  # a call that calls its argument before each chunk of its launches
+Way = Literal["backlog", "graph", "chunks", "kernels"]  # in which a device time was taken, as `device_time` has them
 BACKLOG_SHARE = 1.5  # of the time to issue the call
 # Launches and events that a GPU takes before the host must wait for it: not documented, about 1,024 where it was seen.
 # Beyond it the host's times hold waiting, and a held device says nothing of who was late.
 QUEUE_DEPTH = 1024
+MOST_HELD = QUEUE_DEPTH * 3 // 4  # operators and marks that are tried behind one backlog: some are several launches
+CHUNK = QUEUE_DEPTH // 4  # those of a call of more than that which go behind one
 LEAST_BACKLOG_S, MOST_BACKLOG_S = 1e-3, 0.1
 
 
@@ -42,14 +46,46 @@ class DeviceQueue(Protocol):
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """Seconds that the device needed for a call; None, with the reason, where it had to wait for the host."""
+    """Seconds that the device needed for a call, and in which way they were taken; None, with the reason, without."""
 
     seconds: float | None
     reason: str | None = None
+    by: Way | None = None
 
 
 def _no_wait() -> None:
     """Wait for nothing: a CPU has finished when the call returns."""
+
+
+@dataclass
+class Backlogs:
+    """Holds the device at the begin of each chunk of a call until the host has issued it, `enqueue_s` for each.
+
+    `chunks` are the marks at the begin and the end of those that are over. `was_late`: the device reached one of them
+    before the host had issued all of it.
+    """
+
+    queue: DeviceQueue
+    synchronize: Callable[[], None]
+    enqueue_s: Sequence[float]
+    chunks: list[tuple[Any, Any]] = field(default_factory=list)
+    was_late: bool = False
+    _start: Any = None
+
+    def begin(self) -> None:
+        """End the chunk before, and begin the next one on an idle device."""
+        self.finish()
+        expected_s = self.enqueue_s[min(len(self.chunks), len(self.enqueue_s) - 1)]
+        self.queue.hold(min(MOST_BACKLOG_S, max(LEAST_BACKLOG_S, BACKLOG_SHARE * expected_s)))
+        self._start = self.queue.mark()
+
+    def finish(self) -> None:
+        """End the last chunk, and wait until the device has done it."""
+        if self._start is not None:
+            self.chunks.append((self._start, self.queue.mark()))
+            self.was_late = self.queue.has_passed(self._start) or self.was_late
+            self._start = None
+        self.synchronize()
 
 
 @dataclass(frozen=True)
@@ -91,19 +127,42 @@ class Timer:
         A backlog holds the device until all of the call is queued, so that no gap of the host counts; a pair of events
         alone would measure those gaps. If the device reached the call before the host had issued it, there is no time.
         """
-        backlog_s = max(LEAST_BACKLOG_S, BACKLOG_SHARE * enqueue_s)
-        if backlog_s > MOST_BACKLOG_S:
+        if BACKLOG_SHARE * enqueue_s > MOST_BACKLOG_S:
             return DeviceTime(None, f"issuing the call takes {enqueue_s * 1e3:.0f} ms, longer than a backlog may be")
+
+        def run(begin: Callable[[], None]) -> None:
+            begin()
+            work()
+
+        return self.in_chunks(run, queue, [enqueue_s], "backlog")
+
+    def enqueue_chunks(self, run: Chunked) -> list[float]:
+        """Return the seconds in which the host issues each chunk into an empty queue."""
+        starts: list[float] = []
+        ends: list[float] = []
+
+        def begin() -> None:
+            ends.append(self.clock())
+            self.synchronize()
+            starts.append(self.clock())
+
+        run(begin)
+        ends.append(self.clock())
         self.synchronize()
-        queue.hold(backlog_s)
-        start = queue.mark()
-        work()
-        end = queue.mark()
-        was_late = queue.has_passed(start)
-        self.synchronize()
-        if was_late:
+        return [end - start for start, end in zip(starts, ends[1:], strict=True)]
+
+    def in_chunks(self, run: Chunked, queue: DeviceQueue, enqueue_s: Sequence[float], by: Way = "chunks") -> DeviceTime:
+        """Return the device's own time for a call, the sum over its chunks, each behind a backlog of its own.
+
+        `enqueue_s` is what the host needs for each chunk, as `enqueue_chunks` gives it. For a call of more launches
+        than the queue holds one backlog cannot be enough.
+        """
+        backlogs = Backlogs(queue, self.synchronize, enqueue_s)
+        run(backlogs.begin)
+        backlogs.finish()
+        if backlogs.was_late:
             return DeviceTime(None, "the device reached the call before the host had issued all of it")
-        return DeviceTime(queue.seconds_between(start, end))
+        return DeviceTime(sum(queue.seconds_between(*chunk) for chunk in backlogs.chunks), by=by)
 
 
 @dataclass(frozen=True)

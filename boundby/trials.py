@@ -6,14 +6,14 @@ speaks for some of them and against others. Nothing is lost with one that fails:
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 import torch
 
 from boundby.ceilings import matmul_precision
 from boundby.device import host_threads, is_out_of_memory
+from boundby.device_time import LEFTOVER, CaptureLeftoverError, captured
 from boundby.disturbance import Watch
 from boundby.formatting import first_line
 from boundby.roofline import Interval
@@ -31,7 +31,6 @@ WARM_TOLERANCE = 0.05
 LEAST_CEILING_RATIO = 1.3  # between two settings of products, for the coarser one to be worth a trial
 LARGEST = 0.35  # the share of the time that what limits has at least: nothing else has more
 INFINITE = math.inf
-PROBE_BYTES = 64 * 2**20  # which the allocator asks for by itself and gives back as a whole
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -117,7 +116,7 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
         except Exception as error:  # a forward, and torch in another setting, may raise anything
             untried.append(remark(candidate.fix, error))
             if isinstance(error, CaptureLeftoverError):
-                disturbed.append("a graph could not be captured and left the process in an unknown state")
+                disturbed.append(LEFTOVER)
         else:
             trials.append(_with_prediction(trial, gains))
             disturbed += [seen] if seen else []
@@ -284,59 +283,4 @@ def graph_replay(work: Work, idle_share: float) -> Candidate:
     """
     not_idle = (0.87, 1 / (1 - idle_share))
     ranges: dict[Bound, tuple[float, float]] = {"launch": (1.15, INFINITE), "compute": not_idle, "memory": not_idle}
-    return Candidate(Fix("issue_at_once"), lambda: Made(_captured(work).replay), expected=ranges)
-
-
-class CaptureLeftoverError(RuntimeError):
-    """A graph could not be captured, and what the attempt left in the process could not be undone."""
-
-
-def _captured(work: Work) -> torch.cuda.CUDAGraph:
-    """Return the graph of one call with static inputs. Raises RuntimeError where the call reads from the device.
-
-    Where the end of a capture raises, `torch.cuda.graph` leaves its stream current, and its memory pool is still the
-    one that the allocator fills and will not empty. So the stream is set back from outside, and the pool closed by its
-    own identifier.
-    """
-    device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    graph = torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    try:
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # workspaces are allocated before the capture
-                work()
-            torch.cuda.current_stream().synchronize()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                work()
-    except Exception as error:
-        del graph
-        _clean_up(device, pool, error)
-        raise
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph
-
-
-def _clean_up(device: int, pool: Any, error: Exception) -> None:
-    """Close the pool of a broken capture and see that memory is given back and work runs as before.
-
-    Raises CaptureLeftoverError where it does not.
-    """
-    end, release = (getattr(torch._C, name, None) for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"))
-    with suppress(RuntimeError):  # the pool was closed, since the capture itself ended
-        if end is not None:
-            end(device, pool)
-            if release is not None:
-                release(device, pool)
-    try:
-        torch.cuda.synchronize(device)  # a broken capture is over before anything else is timed
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("the stream still captures")
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved(device)
-        torch.empty(PROBE_BYTES, dtype=torch.uint8, device=torch.device("cuda", device)).random_()  # its generator, too
-        torch.cuda.empty_cache()
-        if torch.cuda.memory_reserved(device) > before:
-            raise RuntimeError("memory is no longer given back")
-    except RuntimeError as left:
-        raise CaptureLeftoverError(f"{first_line(error)}; after it: {first_line(left)}") from error
+    return Candidate(Fix("issue_at_once"), lambda: Made(captured(work).replay), expected=ranges)

@@ -1,5 +1,6 @@
 """Stand-ins for time, threads, devices and tokenizers, so that a test compares with `==` and never waits."""
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,17 +72,22 @@ class FakeWatch:
 class QueuedDevice:
     """A device that runs behind the host: work of known length, in order, once it is issued. A mark is when it passed.
 
-    `held` are the backlogs asked for; the device keeps each for `keeps` times as long.
+    `held` are the backlogs asked for; the device keeps each for `keeps` times as long. With a `depth` the queue holds
+    so many pieces of work and marks, and the host waits for room.
     """
 
-    def __init__(self, clock: FakeClock, keeps: float = 1.0) -> None:
+    def __init__(self, clock: FakeClock, keeps: float = 1.0, depth: int | None = None) -> None:
         self.clock, self._keeps = clock, keeps
         self._idle_at = 0.0
+        self._ends: deque[float] = deque(maxlen=depth)
         self.held: list[float] = []
 
     def issue(self, host_s: float, device_s: float) -> None:
         self.clock.advance(host_s)
+        if len(self._ends) == self._ends.maxlen:
+            self.clock.now = max(self.clock.now, self._ends[0])
         self._idle_at = max(self._idle_at, self.clock.now) + device_s
+        self._ends.append(self._idle_at)
 
     def synchronize(self) -> None:
         self.clock.now = max(self.clock.now, self._idle_at)
@@ -91,7 +97,8 @@ class QueuedDevice:
         self.issue(0.0, self._keeps * seconds)
 
     def mark(self) -> float:
-        return max(self._idle_at, self.clock.now)
+        self.issue(0.0, 0.0)
+        return self._idle_at
 
     def has_passed(self, mark: float) -> bool:
         return self.clock.now >= mark

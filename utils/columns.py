@@ -292,6 +292,11 @@ def _timed(quantity: Quantity) -> Callable[[Point], Value]:
     return lambda point: _known(per_batch(point.counted, quantity), point.first.device_reason or "unknown", 1e3)
 
 
+def _device_by(point: Point) -> Value:
+    ways = dict.fromkeys(visit.device_by for visit in point.counted if visit.device_by)
+    return ", ".join(ways) if ways else Missing(point.first.device_reason or "unknown")
+
+
 def _doubts(point: Point) -> Iterator[Doubt]:
     interval, batches = point.throughput, point.batches
     if interval.half_width is None:
@@ -553,6 +558,18 @@ COLUMNS: tuple[Column, ...] = (
     Column("device_per_batch_ms", DEVICE, _timed("device")),
     Column("enqueue_per_batch_ms", DEVICE, _timed("enqueue")),
     Column("transfer_per_batch_ms", DEVICE, _timed("transfer")),
+    Column(
+        "device_time_by",
+        Meaning(
+            "in which way the device's own time was taken: behind a `backlog` that holds the device; for more launches "
+            "than its queue holds by replaying a `graph`, or in `chunks`, each behind a backlog; for a forward that "
+            "waits for the device by its `kernels`, added up",
+            is_not="all the same: a graph has shorter gaps between kernels, and kernels added up have none",
+            section="device",
+        ),
+        _device_by,
+        kind=NotRequired[str | None],  # documents of earlier runs lack it
+    ),
     Column("energy_per_sample_j", ENERGY, found=lambda f: f.energy_j),
     Column("energy_per_sample_net_j", ENERGY, found=lambda f: f.energy_net_j, kind=float | None),
     Column("flops_per_batch", WORK, found=lambda f: f.flops),

@@ -21,13 +21,14 @@ from utils.memory import told
 from utils.quickstart import cache
 
 HUB_TIMEOUT_S = 1.0
-SWEEP_SHARE = 1.3  # of the seconds it may measure: warm-up, tokenizer, and writing every visit come on top
+SWEEP_SHARE = 1.1  # of the seconds it may take: the last visit ends later, and writing every one comes on top
 CEILINGS_S = 5.0  # the budgets of `boundby.ceilings` and `boundby.replay`, whose modules load torch
 REPLAY_S = 10.0  # for the chosen batch size; trials may take as long as a batch size
 LOADING_S = 15.0  # of the packages, and of the model
 COUNTING_S = 4.0  # to count the work of a batch size and find its limits, seen on two cores
-# `boundby.compare.spread_for_same` at 3 % and two rounds a second, over the root of the seconds: scipy takes 0.2 s.
-SPREAD_BY_ROOT_S = 0.0075
+ROUNDS_PER_S = 1.5  # of 0.4 s, with what a visit does beside its timed batches
+# `boundby.compare.spread_for_same` at 3 % and so many rounds, over the root of the seconds: scipy takes 0.2 s.
+SPREAD_BY_ROOT_S = 0.0065
 FINDS = 1.5  # times that spread, with which `boundby.compare.rounds_to_find` finds 5 % in each of six rows
 USUAL_SPREAD = 0.029  # rounds on two shared cores that nothing else used varied by 1.4 to 3 %
 

@@ -11,12 +11,13 @@ import torch
 
 from boundby.attention_mask import unread
 from boundby.compare import MINIMUM_EFFECT, half_width_for_same
-from boundby.device import device_queue, is_host, is_out_of_memory, release_memory, synchronizer
+from boundby.device import device_queue, is_host, is_out_of_memory, made_current, release_memory, synchronizer
+from boundby.device_time import DeviceTimer
 from boundby.disturbance import Conditions, Disturbance, Watch
 from boundby.inference import Batch, forward
 from boundby.sampler import NoSource, Sampler
 from boundby.sweep import Outcome, StopRule, sweep
-from boundby.timer import DeviceQueue, Timer, WarmUp, WarmUpRule, warm_up
+from boundby.timer import Timer, WarmUp, WarmUpRule, warm_up
 from utils import columns
 from utils.artifacts import started_at
 from utils.document import Row
@@ -35,7 +36,6 @@ RESOLUTION, RESOLUTION_ON_HOST = 0.01, 0.03  # of a time, as a share: when windo
 NOISY, NOISY_ON_HOST = 0.02, 0.05  # half of an interval, as a share; a wider one cannot tell the optimum
 MOST_REPEATS = 3  # of disturbed visits, by batch size: a machine that stays busy must not double the sweep
 FIRST_PAUSE_S, PAUSE_GROWTH = 0.05, 1.5
-MEASURED: tuple[Quantity, ...] = ("largest", "reference", "isolated", "pipelined")
 GPU_CONDITIONS = ("gpu_clock_event_reasons", "gpu_processes", "gpu_sm_clock_mhz", "gpu_temperature_c")
 
 
@@ -158,6 +158,15 @@ def take_turns(
     return visits
 
 
+@dataclass(frozen=True)
+class OnDevice:
+    """Times of batches on a device, in which way its own were taken, and why there are none of these."""
+
+    timings: list[Timing]
+    by: str | None = None
+    reason: str | None = None
+
+
 @dataclass
 class BatchTimer:
     """Times batches on one model: alone, queued one after another, and what host and device need for each."""
@@ -165,7 +174,7 @@ class BatchTimer:
     model: Any
     device: torch.device
     timer: Timer
-    queue: DeviceQueue | None = None  # of the device; calibrated once, when it is first asked for
+    on_gpu: DeviceTimer | None = None  # calibrated once, when it is first asked for
 
     def isolated(self, batches: Mapping[int, Batch], least_s: float = 0.0, least: int = 1) -> list[Timing]:
         """Return the time of each batch alone, in as many passes as come nearest to `least_s` and make `least` calls.
@@ -192,30 +201,46 @@ class BatchTimer:
         seconds = self.timer.pipelined(_caller(self.model, batch) for batch in queue)
         return [_timing("pipelined", 0, seconds, queue)]
 
-    def on_device(self, batches: Mapping[int, Batch]) -> tuple[list[Timing], str | None]:
-        """Return the times to bring each batch to the device, to issue it and to compute it, and why one is missing.
+    def on_device(self, batches: Mapping[int, Batch], most_s: float = math.inf) -> OnDevice:
+        """Return the times to bring each batch to the device, to issue it and to compute it.
 
         The time to compute is that of a forward whose mask is ready: the model's own waits for the device to read it.
+        After the first batch none is begun once `most_s` are over.
         """
         if is_host(self.device):
-            return [], "a call on the CPU has computed when it returns: its time is the isolated latency"
-        self.queue = self.queue or device_queue(self.device)
-        assert self.queue is not None  # every device but the host has one
+            return OnDevice(
+                [], reason="a call on the CPU has computed when it returns: its time is the isolated latency"
+            )
+        if self.on_gpu is None:
+            queue = device_queue(self.device)
+            assert queue is not None  # every device but the host has one
+            self.on_gpu = DeviceTimer(self.timer, queue)
         timings: list[Timing] = []
+        ways: list[str] = []
         reason = None
+        start = self.timer.clock()
         for index, batch in batches.items():
+            if timings and self.timer.clock() - start >= most_s:
+                break
             call, host = _caller(self.model, batch), batch.to(torch.device("cpu"))
             transfer_s = self.timer.isolated(lambda host=host: host.to(self.device))
             enqueue_s = self.timer.enqueue(call)
             timings += [_timing("transfer", index, transfer_s, [batch]), _timing("enqueue", index, enqueue_s, [batch])]
-            on_device = self.timer.on_device(self._unread(batch) or call, self.queue, enqueue_s)
-            if on_device.seconds is None:
-                reason = on_device.reason
+            [found] = self.on_gpu.times(self._unread(batch) or call, enqueue_s, like=batch.is_padded)
+            if found.seconds is None or found.by is None:
+                reason = found.reason
             else:
-                timings.append(_timing("device", index, on_device.seconds, [batch]))
+                timings.append(_timing("device", index, found.seconds, [batch]))
+                ways.append(found.by)
         if reason:  # the mean over some of the batches would be compared with that over all
-            timings = [timing for timing in timings if timing.quantity != "device"]
-        return timings, reason
+            return OnDevice([timing for timing in timings if timing.quantity != "device"], reason=reason)
+        return OnDevice(timings, by=", ".join(dict.fromkeys(ways)))
+
+    @property
+    def disturbances(self) -> tuple[Disturbance, ...]:
+        """What a capture of a graph left in the process."""
+        leftover = self.on_gpu.leftover if self.on_gpu else None
+        return (Disturbance("capture", leftover, is_passing=False),) if leftover else ()
 
     def _unread(self, batch: Batch) -> Callable[[], object] | None:
         """Return the forward with a ready mask, run once; None where none is needed or the model takes none."""
@@ -281,14 +306,14 @@ class _Plan:
 
     def visit(self, batch_size: int, number: int, batches: int | None) -> Visit:
         """Return one visit. `batches` is how many earlier visits of this batch size timed; None in the first."""
-        owner = self.owner
+        owner, start = self.owner, self.owner.timer.clock()
         self.memory.admit(owner.model)
         collector = MetricsCollector(owner.device, sampler=owner.sampler)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), made_current(owner.device):
                 made = self._undisturbed(batch_size, number, batches, collector)
             self._visited.add(batch_size)
-            return made
+            return replace(made, spent_s=owner.timer.clock() - start)
         except Exception as error:  # a model may raise anything; the other batch sizes are still worth measuring
             status = "oom" if is_out_of_memory(error) else "failed"
             message = f"{type(error).__name__}: {error}".split("\n")[0]
@@ -325,44 +350,46 @@ class _Plan:
         reference = {arrivals.reference: self.selection.reference(batch_size)}
         [(place, typical)] = reference.items()
         call = _caller(owner.model, typical)
+        largest = self._batch(batch_size, arrivals.largest)
         timings: list[Timing] = []
+        if batch_size not in self._warmed:
+            timings.append(_timing("cold", place, timer.isolated(call), [typical]))
+        if not is_host(owner.device):
+            self._run(largest)  # the allocator has nothing left: what it asks the GPU for from here on is in no time
         if batch_size in self._warmed:
             warm = self._keep_warm(call)
         else:  # in a resumed sweep too, lest the first call of the new process spend the time of the warm-up
-            timings.append(_timing("cold", place, timer.isolated(call), [typical]))
             warm = self._warm_up(call)
             self._warmed.add(batch_size)
         count = batches or self._affordable(warm.seconds / warm.runs)
         chosen = {index: self._batch(batch_size, index) for index in arrivals.sample(count, number)}
         if not is_host(owner.device):
-            longest = [] if batch_size in self._visited else [self._batch(batch_size, arrivals.largest)]
-            self._run_new_shapes([*chosen.values(), *longest])
+            self._run_new_shapes(list(chosen.values()))
         timings.append(self._tokenize_timing(list(chosen.values())))
         if owner.guard:
             owner.guard.watch.start()
         measurement = collector.start_measurement()
         if batch_size not in self._visited:  # once: the most memory, and the cost of the longest texts
-            largest = self._batch(batch_size, arrivals.largest)
             seconds = timer.isolated(_caller(owner.model, largest))
             timings.append(_timing("largest", arrivals.largest, seconds, [largest]))
         timings += [_timing("reference", place, each, [typical]) for each in self._few(call, REFERENCE_CALLS)]
         isolated = self._timer.isolated(chosen, self._visit_s, self._least_batches)
         timings += [*isolated, *self._timer.pipelined(list(chosen.values()), isolated)]
         some = list(chosen)[:: math.ceil(len(chosen) / self.settings.num_runs)]
-        on_device, device_reason = self._timer.on_device({index: chosen[index] for index in some})
-        timings += on_device
         samples = sum(len(batch.rows) for batch in chosen.values())
         seen = collector.end_measurement(measurement, batch_size, samples)
+        # After it: backlogs are no load of the model's, and a graph has memory of its own.
+        on_device = self._timer.on_device({index: chosen[index] for index in some}, self._visit_s / 2)
         conditions = self._conditions(seen["readings"])
         disturbances = conditions.disturbances(self._threads) if conditions else ()
+        disturbances += self._timer.disturbances
         visit = Visit(
             dtype=owner.dtype,
             batch_size=batch_size,
             round=number,
             status="ok",
             session=owner.session,
-            timings=tuple(timings),
-            measured_s=sum(timing.seconds for timing in timings if timing.quantity in MEASURED),
+            timings=(*timings, *on_device.timings),
             batches=len(chosen),
             warm_up=warm,
             memory=self.memory.without_others(seen["memory"], owner.model),
@@ -371,7 +398,8 @@ class _Plan:
             window_s=seen["window_s"],
             conditions=conditions,
             disturbances=disturbances,
-            device_reason=device_reason,
+            device_by=on_device.by,
+            device_reason=on_device.reason,
             truncated=self.selection.tokens.truncated,
             whole=arrivals.totals,
         )
@@ -384,9 +412,12 @@ class _Plan:
         once in a dataset, but often in a few batches.
         """
         for batch in batches:
-            if (shape := (batch.shape, batch.is_padded)) not in self._shapes:
-                self.owner.timer.isolated(_caller(self.owner.model, batch))
-                self._shapes.add(shape)
+            if (batch.shape, batch.is_padded) not in self._shapes:
+                self._run(batch)
+
+    def _run(self, batch: Batch) -> None:
+        self.owner.timer.isolated(_caller(self.owner.model, batch))
+        self._shapes.add((batch.shape, batch.is_padded))
 
     @property
     def _threads(self) -> int:

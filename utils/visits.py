@@ -84,7 +84,9 @@ RAW_COLUMNS = tuple(RawRow.__annotations__)
 class Visit:
     """One round at one batch size: all timings, and what was seen beside them. The unit of commit and of resume.
 
-    `whole` is what the dataset holds in batches of this size; None where that is not recorded.
+    `whole` is what the dataset holds in batches of this size; None where that is not recorded. `spent_s` is all that
+    the visit took, cold call, warm-up and repeats included. `device_by` is the way in which times of the device were
+    taken (`boundby.timer.Way`), and `device_reason` why there are none.
     `repeats` counts the attempts that were thrown away because something disturbed them; `disturbances` is what
     disturbed the one that was kept, found in `conditions`.
     """
@@ -95,7 +97,7 @@ class Visit:
     status: Literal["ok", "oom", "failed"]
     session: str
     timings: tuple[Timing, ...] = ()
-    measured_s: float = 0.0
+    spent_s: float = 0.0
     batches: int = 0
     warm_up: WarmUp | None = None
     memory: Memory | None = None
@@ -105,6 +107,7 @@ class Visit:
     conditions: Conditions | None = None
     disturbances: tuple[Disturbance, ...] = ()
     repeats: int = 0
+    device_by: str | None = None
     device_reason: str | None = None
     truncated: int | None = None
     whole: Totals | None = None
@@ -196,7 +199,7 @@ def outcomes(visits: Sequence[Visit]) -> list[Outcome]:
     known = iter(throughput_rounds(list(compress(visits, counts))))
     values = [next(known) if counted else None for counted in counts]
     return [
-        Outcome((visit.batch_size, visit.dtype), visit.round, visit.status, visit.measured_s, value)
+        Outcome((visit.batch_size, visit.dtype), visit.round, visit.status, visit.spent_s, value)
         for visit, value in zip(visits, values, strict=True)
     ]
 

@@ -46,7 +46,7 @@ from boundby.layers.report import LayerSamples, Report
 from boundby.layers.timing import DeviceMarks, DeviceTimes, HostTimes, corrected, probe_cost_ns, spanning
 from boundby.memory import CPU_REASON
 from boundby.roofline import Limits
-from boundby.timer import QUEUE_DEPTH
+from boundby.timer import CHUNK, MOST_HELD, QUEUE_DEPTH
 
 
 class CudaMarks(CudaQueue):
@@ -440,24 +440,25 @@ def measure(
     work = count_work(run, tree, targets, None if instruments.marks else instruments.seconds)
     watch = instruments.watch().start()
     cost_ns = instruments.probe_cost_ns(instruments.now)
-    host, device = _time(subject, tree, num_runs, instruments, until_s)
+    launches = sum(program.calls.values())
+    host, device = _time(subject, tree, num_runs, instruments, until_s, launches)
     cost_ns = min(cost_ns, instruments.probe_cost_ns(instruments.now))  # of both, that which was disturbed less
     disturbances = watch.stop().disturbances(torch.get_num_threads())
     doubts = [*(changes or drift(program, see_program(run))), *targets.opaque_reasons]
     doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
-    launches = sum(program.calls.values())
     found = (host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), launches, cache_bytes)
     return _report(Findings(subject, tree, *found), doubts)
 
 
 def _time(
-    subject: Subject, tree: CallTree, num_runs: int, instruments: Instruments, until_s: float
+    subject: Subject, tree: CallTree, num_runs: int, instruments: Instruments, until_s: float, launches: int
 ) -> tuple[HostTimes, DeviceTimes | None]:
     """Return the times of up to `num_runs` rounds: a run without probes, one with them, and one on the device.
 
-    After the least rounds none begins that would end after `until_s` if it took as long as the one before.
+    After the least rounds none begins that would end after `until_s` if it took as long as the one before. A run of
+    more `launches` and marks than the queue of the device holds goes there in chunks.
     """
     given = subject.run, tree, subject.targets, instruments.now, instruments.synchronize
     host = HostTimes(*given, cpu=instruments.cpu)
@@ -469,6 +470,9 @@ def _time(
         began_s = instruments.seconds()
         host.add_pair()
         if device:
+            calls = sum(times.calls for times in host.runs[-1].values())
+            if launches + 2 * calls > MOST_HELD:  # two marks around each call
+                device.calls_per_chunk = max(1, int(CHUNK * calls / (launches + 2 * calls)))
             device.add_run()
         ended_s = instruments.seconds()
         if number >= LEAST_RUNS and ended_s + (ended_s - began_s) > until_s:
@@ -522,17 +526,11 @@ def _doubts(findings: Findings, layers: Sequence[LayerProfile]) -> list[str]:
         doubts.append(
             f"threads: {concurrent} layers were called from other threads; no other layer's time holds theirs"
         )
-    calls = sum(layer.calls for layer in layers)
     if findings.is_queue_full:
         doubts.append(
             f"host: {FULL_QUEUE.format(findings.launches)}, so the layers' times of the host hold waiting for it"
         )
-    if findings.device and findings.launches + 2 * calls > QUEUE_DEPTH:  # with two marks around each call
-        doubts.append(
-            f"device: a run is {findings.launches} operators and {2 * calls:.0f} marks, and the queue of the device "
-            f"holds about {QUEUE_DEPTH:,}: whether device times hold waiting for the host is not known"
-        )
-    elif findings.device and findings.device.late_runs:
+    if findings.device and findings.device.late_runs:
         doubts.append(
             f"device: in {findings.device.late_runs} of {len(findings.device.runs)} runs it waited for the host, so "
             "device times hold waiting"

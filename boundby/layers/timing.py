@@ -3,18 +3,22 @@
 Every run with probes has one without beside it. On a busy machine (two shared cores, 50 runs of a MiniLM classifier)
 the median of the ratios within pairs varied by 0.4 %, the ratio of the two medians by 2.6 %.
 
-The device is held back while the host issues a whole run, so that it never waits for the host and its time is its own;
-whether the host is the slower of the two is told by the host's times, from runs of their own. Marks in the device's
-queue are reused, and the host waits for the device once per run.
+The device is held back while the host issues a run, so that it never waits for the host and its time is its own;
+whether the host is the slower of the two is told by the host's times, from runs of their own. A run that its queue does
+not hold is issued in chunks that begin where a layer does; what lies between two chunks is in no layer's time. Marks in
+the device's queue are reused, and the host waits for the device once per chunk.
 
 The clock of a CPU counts while a thread computes, so what it lacks beside the wall clock was spent waiting: for a disk,
 a lock, or the core. It is read around every run, and around every layer in a few runs of their own.
 """
 
+import itertools
+import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +37,7 @@ from boundby.layers.probes import (
     noting_probe,
     timing_probe,
 )
-from boundby.timer import BACKLOG_SHARE, LEAST_BACKLOG_S, MOST_BACKLOG_S, DeviceQueue
+from boundby.timer import Backlogs, DeviceQueue, Timer
 
 CPU_EVERY = 5  # rounds have one run by the clock of the CPU
 CALIBRATION_RUNS = 50
@@ -189,9 +193,10 @@ class DeviceTimes:
     synchronize: Callable[[], None]
     marks: DeviceMarks
     unknown: dict[Call, str]  # call paths whose time no marks give: why
+    calls_per_chunk: int = sys.maxsize  # of modules: so many go behind one backlog
     runs: list[dict[Call, float]] = field(default_factory=list)
-    late_runs: int = 0  # in which the device reached the run before the host had issued all of it
-    _backlog_s: float | None = None
+    late_runs: int = 0  # in which the device reached a chunk before the host had issued all of it
+    _enqueue_s: Sequence[float] | None = None  # of each chunk
 
     def selves(self, number: int) -> dict[Call, float]:
         """Return the seconds of each call path in no call inside, for one run; without those that cannot be known."""
@@ -207,44 +212,51 @@ class DeviceTimes:
         return {call: spent for call, spent in self.runs[number].items() if call not in self.unknown}
 
     def add_run(self) -> None:
-        """Time one run; before the first, another one tells how long the host issues."""
-        if self._backlog_s is None:
-            issue_s, _, _ = self._issue(LEAST_BACKLOG_S)
-            self._backlog_s = min(MOST_BACKLOG_S, max(LEAST_BACKLOG_S, BACKLOG_SHARE * issue_s))
-        _, was_late, seconds = self._issue(self._backlog_s)
-        self.runs.append(seconds)
-        self.late_runs += was_late
+        """Time one run; before the first, another one tells how long the host issues each chunk."""
+        timer = Timer(lambda: self.now() / 1e9, self.synchronize)
+        if self._enqueue_s is None:
+            unread = lambda: self.marks.reuse(self.marks.mark())  # noqa: E731
+            self._enqueue_s = timer.enqueue_chunks(lambda begin: self._issue(begin, CallLog(), unread))
+        log, backlogs = CallLog(), Backlogs(self.marks, self.synchronize, self._enqueue_s)
+        self._issue(backlogs.begin, log, lambda: (self.marks.stream(), len(backlogs.chunks), self.marks.mark()))
+        backlogs.finish()
+        self.late_runs += backlogs.was_late
+        self.runs.append(self._seconds(log, backlogs.chunks))
+        for mark in itertools.chain(*backlogs.chunks):
+            self.marks.reuse(mark)
 
-    def _issue(self, backlog_s: float) -> tuple[float, bool, dict[Call, float]]:
-        """Issue one run behind a backlog.
+    def _issue(self, begin: Callable[[], None], log: CallLog, note: Callable[[], Any]) -> None:
+        """Issue one run, with a note at the begin and the end of every call; `begin` comes before every chunk."""
+        calls, home = itertools.count(), get_ident()
 
-        Return the seconds of the host, whether the device had to wait, and its seconds by call path.
-        """
-        marks, log = self.marks, CallLog()
-        probe = noting_probe(log, lambda *_: (marks.stream(), marks.mark()), lambda _: (marks.stream(), marks.mark()))
-        with attached(self.targets, probe):
-            self.synchronize()
-            marks.hold(backlog_s)
-            start = marks.mark()
-            began = self.now()
+        def enter(*_: Any) -> Any:
+            if get_ident() == home and next(calls) % self.calls_per_chunk == 0:
+                begin()
+            return note()
+
+        with attached(self.targets, noting_probe(log, enter, lambda _: note())):
             self.run()
-            issue_s = (self.now() - began) / 1e9
-        was_late = marks.has_passed(start)
-        self.synchronize()
-        marks.reuse(start)
-        return issue_s, was_late, self._seconds(log)
 
-    def _seconds(self, log: CallLog) -> dict[Call, float]:
-        """Return the seconds between the marks of each call path; calls whose stream changes are unknown."""
+    def _seconds(self, log: CallLog, chunks: Sequence[tuple[Any, Any]]) -> dict[Call, float]:
+        """Return the seconds between the marks of each call path; calls whose stream changes are unknown.
+
+        A mark lies so far into the device's work as its chunk had come, with all chunks before.
+        """
         calls = list(self.tree.ended(log))
-        home = next((stream for call, (stream, _), _ in calls if call.caller is self.tree.top), None)
-        for call, (stream, _), (last, _) in calls:
+        home = next((stream for call, (stream, *_), _ in calls if call.caller is self.tree.top), None)
+        for call, (stream, *_), (last, *_) in calls:
             if stream != home or last != stream:
                 self.unknown[call] = SIDE_STREAM
+        lengths = (self.marks.seconds_between(*chunk) for chunk in chunks)
+        before = list(itertools.accumulate(lengths, initial=0.0))
         seconds: dict[Call, float] = {}
-        for call, (_, start), (_, end) in calls:
+        for call, (_, first, start), (_, last, end) in calls:
             if call not in self.unknown:
-                seconds[call] = seconds.get(call, 0.0) + self.marks.seconds_between(start, end)
+                begun, ended = (
+                    before[chunk] + self.marks.seconds_between(chunks[chunk][0], mark)
+                    for chunk, mark in ((first, start), (last, end))
+                )
+                seconds[call] = seconds.get(call, 0.0) + ended - begun
             self.marks.reuse(start)
             self.marks.reuse(end)
         return seconds

@@ -68,6 +68,8 @@ def does_work(func: OpOverload) -> bool:
 
 def is_composite(func: OpOverload) -> bool:
     """Tell whether the operator is made of others, and has no formula of its own."""
+    if func.namespace in NOT_ARITHMETIC:  # `prim.device`, of a tensor subclass, has no kernels at all
+        return False
     name: str = func.name()  # type: ignore[no-untyped-call]
     has_parts = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     return has_parts and flop_formula(func) is None

@@ -1,8 +1,7 @@
 """What `torch.cuda` answers while the card is plugged in: the same names, backed by the machine."""
 
-import contextlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,7 +62,7 @@ class Event:
         self.at: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        with _on(self._machine, stream):
+        with _On(self._machine, stream):
             self.at = self._machine.mark()
 
     def query(self) -> bool:
@@ -121,14 +120,18 @@ class CUDAGraph:
         return (0, 1)
 
 
-@contextlib.contextmanager
-def _on(machine: Machine, stream: Stream | None) -> Iterator[None]:
-    before = machine.current
-    machine.current = before if stream is None else stream.stream_id
-    try:
-        yield
-    finally:
-        machine.current = before
+class _On:
+    """The block in which launches go to a stream; one that is never left, as after a failed capture, stays for good."""
+
+    def __init__(self, machine: Machine, stream: Stream | None) -> None:
+        self._machine, self._stream = machine, stream
+
+    def __enter__(self) -> None:
+        self._before = self._machine.current
+        self._machine.current = self._before if self._stream is None else self._stream.stream_id
+
+    def __exit__(self, *_: object) -> None:
+        self._machine.current = self._before
 
 
 def current_stream(device: Any = None) -> Stream:
@@ -186,7 +189,7 @@ def names(machine: Machine) -> dict[str, Any]:
         return read
 
     def stream_of(stream: Stream | None) -> Any:
-        return _on(machine, stream)
+        return _On(machine, stream)
 
     def set_stream(stream: Stream) -> None:
         machine.current = stream.stream_id

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import register_flop_formula
 
 from boundby.known import Missing
 from boundby.recording import program, record
 from boundby.replay import Lengths, Setting, replay
 from boundby.roofline import Interval
-from boundby.timer import Timer
+from boundby.timer import QUEUE_DEPTH, Timer
 from boundby.verdict import Fix
 from boundby.work.operators import tensors_in
-from tests.fakes import FakeClock, FakeWatch
+from tests.fakes import FakeClock, FakeWatch, QueuedDevice
 
 HALF = Fix("dtype", {"dtype": "bfloat16"})
 THREADS = Fix("threads", {"threads": 1, "instead_of": 2})
@@ -215,3 +216,35 @@ def test_a_call_without_operators_cannot_be_replayed():
 def test_nothing_is_kept_longer_than_it_is_needed():
     recording = record(lambda: torch.ones(4).add(1).mul(2).sub(3))
     assert [len(slots) for slots in recording.last_uses] == [0, 1, 1, 2]
+
+
+class Launches(TorchDispatchMode):
+    """Issues every operator to a device with a bounded queue; in a GPU that is what torch does."""
+
+    def __init__(self, device: QueuedDevice, host_s: float, kernel_s: float) -> None:
+        super().__init__()
+        self.device, self._host_s, self._kernel_s = device, host_s, kernel_s
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.device.issue(self._host_s, self._kernel_s)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("operators", [100, 340, 1345])
+def test_operators_have_their_times_in_order_however_many_of_them_the_queue_holds(machine, operators):
+    host_s, kernel_s = 2.0**-15, 2.0**-16
+    device = QueuedDevice(machine.clock, depth=QUEUE_DEPTH)
+    given = torch.ones(1)
+
+    def forward() -> None:
+        found = given
+        for _ in range(operators):
+            found = found + given
+
+    with Launches(device, host_s, kernel_s):
+        timer = Timer(machine.clock, device.synchronize)
+        found = replay(forward, timer=timer, queue=device, watch=FakeWatch(), budget_s=5.0)
+    [operator] = found.operators
+    assert found.in_order_s == Interval.exact(operators * kernel_s)
+    assert operator.in_order_s == operators * kernel_s  # between the marks of each
+    assert operator.hot_s == operators * kernel_s  # alone, in blocks of 132 calls

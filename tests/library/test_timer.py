@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from boundby.timer import DeviceTime, Timer, WarmUpRule, warm_up
+from boundby.timer import CHUNK, QUEUE_DEPTH, DeviceTime, Timer, WarmUpRule, warm_up
 from tests.fakes import FakeClock, QueuedDevice
 
 RULE = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=0.0, tolerance=0.03, cap_s=1000.0)
@@ -92,7 +92,7 @@ def test_the_time_on_the_device_has_no_gap_of_the_host(clock):
     timer = Timer(clock, queue.synchronize)
     enqueue_s = timer.enqueue(launches(queue))
     assert enqueue_s == LAUNCHES * HOST_S
-    assert timer.on_device(launches(queue), queue, enqueue_s) == DeviceTime(LAUNCHES * DEVICE_S)
+    assert timer.on_device(launches(queue), queue, enqueue_s) == DeviceTime(LAUNCHES * DEVICE_S, by="backlog")
     assert queue.held == [1.5 * enqueue_s]
 
 
@@ -109,7 +109,7 @@ def test_a_device_that_had_to_wait_for_the_host_has_no_time(clock, keeps, is_val
     queue = QueuedDevice(clock, keeps)
     found = Timer(clock, queue.synchronize).on_device(launches(queue), queue, LAUNCHES * HOST_S)
     if is_valid:
-        assert found == DeviceTime(LAUNCHES * DEVICE_S)
+        assert found == DeviceTime(LAUNCHES * DEVICE_S, by="backlog")
     else:
         assert found == DeviceTime(None, "the device reached the call before the host had issued all of it")
     assert queue.has_passed(queue.mark())
@@ -140,6 +140,41 @@ def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_last_is_not_made(c
     found = Timer(clock, queue.synchronize).on_device(lambda: 1 / 0, queue, enqueue_s=0.068)
     assert found.seconds is None and found.reason is not None and "takes 68 ms" in found.reason
     assert queue.held == []
+
+
+ISSUE_S, KERNEL_S = 2.0**-15, 2.0**-16  # of one launch: a device that is quicker than its host
+
+
+def chunked(queue: QueuedDevice, number: int, chunk: int) -> Callable[[Callable[[], None]], None]:
+    def run(begin: Callable[[], None]) -> None:
+        for launch in range(number):
+            if launch % chunk == 0:
+                begin()
+            queue.issue(ISSUE_S, KERNEL_S)
+
+    return run
+
+
+@pytest.mark.parametrize(("number", "has_room"), [(900, True), (1021, True), (1022, False), (1289, False)])
+def test_a_call_of_more_launches_than_the_queue_holds_has_a_time_in_chunks_alone(clock, number, has_room):
+    queue = QueuedDevice(clock, depth=QUEUE_DEPTH)
+    timer, run = Timer(clock, queue.synchronize), chunked(queue, number, CHUNK)
+    whole = timer.on_device(lambda: run(lambda: None), queue, number * ISSUE_S)
+    assert (whole.seconds is not None) == has_room  # three places are those of the backlog and two marks
+    issued = timer.enqueue_chunks(run)
+    assert issued == [ISSUE_S * len(range(first, min(number, first + CHUNK))) for first in range(0, number, CHUNK)]
+    queue.held.clear()
+    assert timer.in_chunks(run, queue, issued) == DeviceTime(number * KERNEL_S, by="chunks")
+    assert queue.held == [max(1e-3, 1.5 * seconds) for seconds in issued]
+    assert queue.has_passed(queue.mark())  # nothing is left in it
+
+
+def test_one_chunk_that_the_device_had_to_wait_for_leaves_the_call_without_a_time(clock):
+    queue = QueuedDevice(clock)
+    timer, run = Timer(clock, queue.synchronize), chunked(queue, 3 * CHUNK, CHUNK)
+    late = [1.0, 0.1, 1.0]
+    found = timer.in_chunks(run, queue, [share * CHUNK * ISSUE_S for share in late])
+    assert (found.seconds, found.reason) == (None, "the device reached the call before the host had issued all of it")
 
 
 def test_an_error_of_the_work_passes_through_and_without_a_device_the_time_is_that_of_the_call(clock):

@@ -49,7 +49,7 @@ def visit(number: int, *batch_seconds: float, batch_size: int = 4, **others: Any
         status="ok",
         session="session-1",
         timings=tuple(timings),
-        measured_s=sum(seconds),
+        spent_s=sum(seconds),
         batches=2,
         **{"warm_up": WarmUp(30, 3.0, converged=True), "memory": MEMORY, "window_s": 1.0, **others},
     )

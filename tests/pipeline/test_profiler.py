@@ -17,7 +17,7 @@ from boundby.timer import Timer
 from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock, FakeTokenizer, FakeWatch, QueuedDevice
 from utils.columns import NAMES
-from utils.profiler import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler, Settings, take_turns
+from utils.profiler import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler, OnDevice, Settings, take_turns
 from utils.selection import Selection
 from utils.visits import Timing, Visit
 
@@ -158,10 +158,11 @@ def restless(bench: Bench) -> None:
 def test_a_noisy_batch_size_stops_at_the_budget_and_says_so() -> None:
     bench = Bench()
     restless(bench)
-    [row] = bench.sweep(EVEN, [4], max_seconds=8.0)
-    spent = [visit.measured_s for visit in bench.made]
+    [row] = bench.sweep(EVEN, [4], max_seconds=12.0)
+    spent = [visit.spent_s for visit in bench.made]
     assert len(spent) > 5
-    assert sum(spent) >= 8.0 > sum(spent[:-1])
+    assert sum(spent) >= 12.0 > sum(spent[:-1])
+    assert bench.clock.now == pytest.approx(sum(spent) + SECONDS_PER_TEXT * len(EVEN))  # tokenized once, before
     assert row["status"] == "noisy"
     assert row["rounds"] == len(spent)
     assert any("wider than 5.0 %" in doubt for doubt in row["doubts"])
@@ -180,6 +181,7 @@ def test_a_row_is_not_noisy_because_the_budget_did_not_suffice_for_what_nobody_a
 @pytest.mark.parametrize(("max_seconds", "rounds"), [(6.0, 15), (15.0, 30)])
 def test_a_noisy_batch_size_stops_at_fifteen_rounds_or_two_per_second_of_its_budget(max_seconds, rounds) -> None:
     bench = Bench()
+    bench.model.calls[1] = 1  # it is not cold
     restless(bench)
     bench.sweep(EVEN[:4], [1], num_runs=2, max_seconds=max_seconds)
     assert len(bench.made) == rounds
@@ -321,7 +323,9 @@ def test_a_visit_tells_when_and_on_what_it_was_made() -> None:
     assert {visit.dtype for visit in bench.made} == {"float32"}
     assert {visit.reading_reasons["gpu_utilization_pct"] for visit in bench.made} == {"the device is not a GPU"}
     # the window is that of the timed calls, without cold call, warm-up and tokenizer
-    assert [visit.window_s for visit in bench.made] == [visit.measured_s for visit in bench.made]
+    timed = ("largest", "reference", "isolated")
+    for visit in bench.made:
+        assert visit.window_s == sum(each.seconds for each in visit.timings if each.quantity in timed) < visit.spent_s
     assert {visit.conditions for visit in bench.made} == {None}
     names = ["device_per_batch_ms", "enqueue_per_batch_ms", "transfer_per_batch_ms"]
     assert {row[name] for name in names} == {None}
@@ -430,9 +434,9 @@ def timer_on(gpu: QueuedDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[BatchT
 def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = QueuedDevice(FakeClock())
     timer, asked = timer_on(gpu, monkeypatch)
-    found, reason = timer.on_device({0: batch_on(gpu, 2, 4), 1: batch_on(gpu, 3, 8)})
-    assert reason is None
-    assert [(each.quantity, each.index, each.seconds) for each in found] == [
+    found = timer.on_device({0: batch_on(gpu, 2, 4), 1: batch_on(gpu, 3, 8)})
+    assert (found.by, found.reason) == ("backlog", None)
+    assert [(each.quantity, each.index, each.seconds) for each in found.timings] == [
         ("transfer", 0, 8 * TRANSFER_S),
         ("enqueue", 0, 4 * ENQUEUE_S),
         ("device", 0, 8 * DEVICE_S),
@@ -440,7 +444,7 @@ def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(mo
         ("enqueue", 1, 8 * ENQUEUE_S),
         ("device", 1, 24 * DEVICE_S),
     ]
-    assert {(each.index, each.samples, each.tokens_real, each.tokens_padded) for each in found} == {
+    assert {(each.index, each.samples, each.tokens_real, each.tokens_padded) for each in found.timings} == {
         (0, 2, 8, 8),
         (1, 3, 24, 24),
     }
@@ -471,26 +475,26 @@ def test_a_padded_batch_has_a_device_time_since_no_mask_is_read_while_the_gpu_is
     timer.model = Reads()
     batch = batch_on(gpu, 2, 4)
     batch.is_padded, batch.attention_mask = True, torch.ones(2, 4)
-    found, reason = timer.on_device({0: batch})
-    assert [each.seconds for each in found if each.quantity == "device"] == ([8 * DEVICE_S] if takes else [])
-    assert (reason is None) == takes
+    found = timer.on_device({0: batch})
+    assert [each.seconds for each in found.timings if each.quantity == "device"] == ([8 * DEVICE_S] if takes else [])
+    assert (found.reason is None) == takes
 
 
 def test_a_device_time_that_is_not_known_for_every_batch_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = QueuedDevice(FakeClock(), keeps=0.0)
     timer, _ = timer_on(gpu, monkeypatch)
-    found, reason = timer.on_device({0: batch_on(gpu, 2, 4)})
-    assert [(each.quantity, each.seconds) for each in found] == [
+    found = timer.on_device({0: batch_on(gpu, 2, 4)})
+    assert [(each.quantity, each.seconds) for each in found.timings] == [
         ("transfer", 8 * TRANSFER_S),
         ("enqueue", 4 * ENQUEUE_S),
     ]
-    assert reason == "the device reached the call before the host had issued all of it"
+    assert found == OnDevice(found.timings, None, "the device reached the call before the host had issued all of it")
     gpu = QueuedDevice(FakeClock())
     timer, _ = timer_on(gpu, monkeypatch)
-    found, reason = timer.on_device({0: batch_on(gpu, 1, 32), 1: batch_on(gpu, 2, 4)})  # 125 ms and 16 ms to issue
-    assert [each for each in found if each.quantity == "device"] == []  # a mean over some batches is none over all
-    assert [each.index for each in found if each.quantity == "enqueue"] == [0, 1]
-    assert reason == "issuing the call takes 125 ms, longer than a backlog may be"
+    found = timer.on_device({0: batch_on(gpu, 1, 32), 1: batch_on(gpu, 2, 4)})  # 125 ms and 16 ms to issue
+    assert {each.quantity for each in found.timings} == {"transfer", "enqueue"}  # a mean of some is none of all
+    assert [each.index for each in found.timings if each.quantity == "enqueue"] == [0, 1]
+    assert found.reason == "issuing the call takes 125 ms, longer than a backlog may be"
 
 
 class InDtype(FakeModel):
@@ -541,7 +545,7 @@ def test_one_dtype_that_runs_out_of_memory_does_not_end_the_other() -> None:
 
 
 def test_out_of_memory_on_a_gpu_is_that_of_one_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BatchTimer, "on_device", lambda timer, batches: ([], "it has no clock"))
+    monkeypatch.setattr(BatchTimer, "on_device", lambda *_: OnDevice([], reason="it has no clock"))
     made = in_turns(torch.device("meta"), [1, 4])  # no host, and no GPU whose memory a test could fill
     assert {visit.status for visit in made} == {"ok"}
     assert len(made) == 5 * 4
@@ -563,7 +567,7 @@ def test_no_batch_is_timed_on_a_gpu_before_one_of_its_shape_has_run(monkeypatch:
 
     monkeypatch.setattr(profiler, "forward", noted)
     monkeypatch.setattr(BatchTimer, "isolated", timed)
-    monkeypatch.setattr(BatchTimer, "on_device", lambda timer, batches: ([], "it has no clock"))
+    monkeypatch.setattr(BatchTimer, "on_device", lambda *_: OnDevice([], reason="it has no clock"))
     clock = FakeClock()
     owner = InferenceProfiler(
         InDtype(clock, torch.float32, {}), FakeTokenizer(clock), torch.device("meta"), timer=Timer(clock)
@@ -571,6 +575,32 @@ def test_no_batch_is_timed_on_a_gpu_before_one_of_its_shape_has_run(monkeypatch:
     texts = ["word " * (1 + number % 37) for number in range(400)]
     take_turns([owner], Selection.of(texts, owner.tokenizer, 512, owner.device), Settings([1], num_runs=3))
     assert seen and not new
+
+
+def test_what_the_allocator_asks_the_gpu_for_anew_in_every_visit_is_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Allocates(FakeModel):
+        """Takes a second more for a batch that is larger than any since the memory was given back."""
+
+        held = 0
+
+        def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
+            clock.advance(float(input_ids.numel() > self.held))
+            self.held = max(self.held, input_ids.numel())
+            return super().__call__(input_ids, attention_mask)
+
+    clock = FakeClock()
+    model = Allocates(clock)
+    monkeypatch.setattr("utils.profiler.release_memory", lambda device: setattr(model, "held", 0))
+    monkeypatch.setattr(BatchTimer, "on_device", lambda *_: OnDevice([], reason="it has no clock"))
+    owner = InferenceProfiler(model, FakeTokenizer(clock), torch.device("meta"), timer=Timer(clock))
+    selection = Selection.of(LONG_TAILED, owner.tokenizer, 512, owner.device)
+    made = take_turns([owner], selection, Settings([1, 4], num_runs=5))
+    timed = [timing for visit in made for timing in visit.timings if timing.quantity != "tokenize"]
+    cold = [timing for timing in timed if timing.quantity == "cold"]
+    assert {timing.seconds for timing in cold} == {COLD_S + 1 + SECONDS_PER_TOKEN * each.tokens_padded for each in cold}
+    for timing in timed:
+        if timing.quantity != "cold":
+            assert timing.seconds == pytest.approx(SECONDS_PER_TOKEN * timing.tokens_padded, rel=1e-9)
 
 
 CPU = torch.device("cpu")

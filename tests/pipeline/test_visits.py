@@ -18,7 +18,7 @@ def timing(quantity: Quantity, index: int, seconds: float, samples: int = 4) -> 
 
 
 def visit(*timings: Timing, batch_size: int = 4, number: int = 0) -> Visit:
-    return Visit("float32", batch_size, number, "ok", "session-1", timings, measured_s=1.5, batches=2)
+    return Visit("float32", batch_size, number, "ok", "session-1", timings, spent_s=1.5, batches=2)
 
 
 def test_seconds_per_sample_are_those_of_all_calls_of_the_visit() -> None:

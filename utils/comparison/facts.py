@@ -636,7 +636,9 @@ def _budget(document: Document, rounds_for: Callable[[float, int], int | None]) 
             continue
         enough += needed <= rounds
         timed_s = (row["timed_batches"] or 0) / rounds * (row["latency_per_batch_ms_mean"] or 0.0) / 1e3
-        visit_s = timed_s + max(row.get("reference_ms") or 0.0, 100.0) / 1e3  # the batch of typical cost counts too
+        typical_s = max(row.get("reference_ms") or 0.0, 100.0) / 1e3  # which a visit also runs untimed, to keep warm
+        is_queued = row.get("enqueue_per_batch_ms") is not None  # on a GPU, where all batches run once more in a row
+        visit_s = (2 if is_queued else 1) * timed_s + 2 * typical_s
         needs.append(max(needed * visit_s, needed / ROUNDS_PER_S))
     if not needs:
         return None

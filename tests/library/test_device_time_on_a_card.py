@@ -1,0 +1,151 @@
+"""Device times of the pod's model in its real depth, on the stand-in card: its queue holds 1,024 launches."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+from boundby.attention_mask import unread
+from boundby.bottleneck import Extras, bottleneck
+from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.device import CudaQueue
+from boundby.device_time import DeviceTimer
+from boundby.sampler import NoSource, Sampler
+from boundby.timer import QUEUE_DEPTH, Timer
+from tests.fakes import FakeTokenizer, FakeWatch
+from tests.gpu_double import H100, Machine, plugged_in
+from utils.profiler import InferenceProfiler
+from utils.visits import Visit
+
+CARD = torch.device("cuda:0")
+SLOW_HOST = H100.slower(1.0, host=200.0)  # so that few calls fill a second
+
+
+@pytest.fixture(params=[H100])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with plugged_in(request.param) as machine, torch.inference_mode():
+        yield machine
+
+
+def timer_of(machine: Machine) -> Timer:
+    return Timer(machine.read, torch.cuda.synchronize)
+
+
+def qwen2(layers: int, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_labels=2,
+        pad_token_id=0,
+    )
+    return Qwen2ForSequenceClassification(config).to(dtype).eval().to(CARD)
+
+
+def padded(model: Any) -> Callable[[], Any]:
+    """Return a forward of two texts of five and eight tokens, whose mask is ready."""
+    ids = torch.arange(16).view(2, 8) % 31 + 1
+    mask = torch.ones_like(ids)
+    mask[0, 5:] = 0
+    inputs = unread(model, {"input_ids": (ids * mask).to(CARD), "attention_mask": mask.to(CARD)})
+    assert inputs is not None
+    return partial(model, **inputs)
+
+
+def busy_s(machine: Machine, work: Callable[[], Any]) -> float:
+    before = machine.busy_s
+    work()
+    return machine.busy_s - before
+
+
+DEPTHS = pytest.mark.parametrize("layers", [24, 28])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@DEPTHS
+@DTYPES
+def test_a_forward_is_timed_as_a_graph_and_in_chunks_though_its_launches_fill_the_queue(machine, layers, dtype):
+    work, timer = padded(qwen2(layers, dtype)), timer_of(machine)
+    queue = CudaQueue(CARD)
+    enqueue_s, kernels_s = timer.enqueue(work), busy_s(machine, work)
+    launched = machine.launches
+    has_room = timer.on_device(work, queue, enqueue_s).seconds is not None
+    assert has_room == (machine.launches - launched < QUEUE_DEPTH - 4)
+    device = DeviceTimer(timer, queue)
+    [graph] = device.times(work, enqueue_s)
+    device._captures = False
+    [chunks] = device.times(work, enqueue_s)
+    assert (graph.by, chunks.by) == ("graph", "chunks")
+    assert chunks.seconds == pytest.approx(kernels_s, rel=1e-6)
+    assert kernels_s < graph.seconds < 1.4 * kernels_s  # with half a microsecond between two kernels of a graph
+
+
+def test_a_capture_that_fails_leaves_the_card_as_it_was_and_the_forward_is_timed_in_chunks(machine):
+    model = qwen2(28, torch.float32)
+    forward = padded(model)
+
+    def reads_while_it_is_captured() -> Any:
+        found = forward()
+        if torch.cuda.is_current_stream_capturing():
+            found.logits.sum().item()
+        return found
+
+    timer = timer_of(machine)
+    device = DeviceTimer(timer, CudaQueue(CARD))
+    [found] = device.times(reads_while_it_is_captured, timer.enqueue(reads_while_it_is_captured))
+    assert found.by == "chunks" and device.leftover is None
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert not torch.cuda.is_current_stream_capturing()
+    assert torch.equal(forward().logits.cpu(), padded(model)().logits.cpu())
+
+
+@pytest.mark.parametrize("machine", [SLOW_HOST], indirect=True)
+def test_the_sweep_of_the_pods_model_has_device_times_and_counts_all_that_it_takes(machine):
+    clock = SimpleNamespace(advance=machine.sleep)
+    sampler = Sampler(NoSource("nothing is read"), clock=machine.read)
+    model = qwen2(24, torch.bfloat16)
+    owner = InferenceProfiler(model, FakeTokenizer(clock), CARD, timer=timer_of(machine), sampler=sampler)
+    visits: list[Visit] = []
+    began = machine.now
+    texts = ["a b c d e f g h", "a b c d e"] * 4
+    [row] = owner.profile_multiple_batch_sizes(
+        texts, [2], 2, num_warmup_runs=1, max_seconds=2.0, on_visit=visits.append
+    )
+    assert row["device_time_by"] == "graph"
+    assert 0 < row["device_per_batch_ms"] < 0.5 * row["enqueue_per_batch_ms"] < row["latency_per_batch_ms_mean"]
+    assert machine.now - began == pytest.approx(sum(visit.spent_s for visit in visits), rel=0.01)
+
+
+@pytest.mark.parametrize("machine", [SLOW_HOST], indirect=True)
+def test_a_slow_host_is_told_as_launch_bound_with_what_a_graph_gains(machine, monkeypatch):
+    monkeypatch.setattr("boundby.bottleneck.ROUNDS", 2)
+    monkeypatch.setattr("boundby.bottleneck.LEAST_CALLS", 1)
+    ceilings = Ceilings(
+        device={"type": "cuda"},
+        compute=(ComputeCeiling("bfloat16", None, True, 7e14, 7e14, 1024, 0.0),),
+        memory=(MemoryCeiling("memory", 2**28, 2.8e12, 2.8e12, "copy"),),
+        dispatch_s=2e-5,
+        dispatch_high_s=2e-5,
+        seconds=1.0,
+    )
+    found = bottleneck(
+        padded(qwen2(24, torch.bfloat16)),
+        ceilings,
+        "bfloat16",
+        timer=timer_of(machine),
+        queue=CudaQueue(CARD),
+        watch=FakeWatch(),
+        extras=Extras(replay_s=0.0, trials_s=60.0),
+    )
+    [trial] = found.trials
+    assert (found.bound, found.confirmation) == ("launch", "confirmed")
+    assert trial.fix.kind == "issue_at_once" and trial.measured.value > 2
+    assert any(each.startswith("the device computes for ") for each in found.evidence)
