@@ -160,9 +160,10 @@ class Extras:
     `shape`: the samples and the tokens of each. `measured_s`: what the callable took in a sweep. `lengths`: what is
     padding in it; `padding`: the share of the FLOPs that is. `batch_sizes`: those to predict, with the tokens to which
     texts are padded there. `candidates`: fixes to try beside those of any callable; `tried`: what is known of others
-    already. `bare`: the callable without what makes the host wait for the device before it issues; the device's time is
-    taken of it, and it is what is replayed. `release` gives the memory of a trial back. `replay_s`, `trials_s`: seconds
-    for replays and trials; `told` hears what goes on and how many of these seconds are left.
+    already. `bring`: what copies the input to the device. `bare`: the callable without what makes the host wait for
+    the device before it issues; the device's time is taken of it, and it is what is replayed. `release` gives the
+    memory of a trial back. `replay_s`, `trials_s`: seconds for replays and trials; `told` hears what goes on and how
+    many of these seconds are left.
     """
 
     shape: tuple[int, int] | None = None
@@ -172,6 +173,7 @@ class Extras:
     batch_sizes: Mapping[int, int] = field(default_factory=dict)
     candidates: Sequence[Candidate] = ()
     tried: Tried = NOTHING_TRIED
+    bring: Work | None = None
     bare: Work | None = None
     release: Callable[[], object] = lambda: None
     replay_s: float = BUDGET_S
@@ -208,7 +210,7 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
     warm_up(work, timer, WarmUpRule(least_s=ROUND_S, cap_s=20 * ROUND_S))
     bare = _runnable(extras.bare) or work
     device = DeviceTimer(timer, queue) if queue else None
-    times = _times(work, bare, timer, device, make_input)
+    times = _times(work, bare, timer, device, make_input, extras.bring)
     threads = torch.get_num_threads() if on_host else 1
     disturbances = watch.stop().disturbances(threads)
     disturbed = [Doubt("disturbed", "; ".join(each.text for each in disturbances))] if disturbances else []
@@ -358,7 +360,9 @@ def counted_quietly(work: Work, clock: Clock | None) -> CountedWork:
     return min(counts, key=lambda candidate: sum(operator.seconds or 0.0 for operator in candidate.operators))
 
 
-def _times(work: Work, bare: Work, timer: Timer, device: DeviceTimer | None, make_input: Work | None) -> Times:
+def _times(  # noqa: PLR0913, PLR0917  (of one caller, above)
+    work: Work, bare: Work, timer: Timer, device: DeviceTimer | None, make_input: Work | None, bring: Work | None
+) -> Times:
     isolated = _rounds(lambda: timer.isolated(work))
     inputs = _rounds(lambda: timer.isolated(make_input)) if make_input else None
     if device is None:
@@ -370,6 +374,7 @@ def _times(work: Work, bare: Work, timer: Timer, device: DeviceTimer | None, mak
         device_s=Interval.of(estimate(seconds)) if seconds else None,
         enqueue_s=enqueue,
         input_s=median(inputs) if inputs else None,
+        transfer_s=median(_rounds(lambda: timer.isolated(bring))) if bring else None,
     )
 
 

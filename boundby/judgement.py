@@ -60,6 +60,8 @@ SAID: dict[Sign, str] = {
     "silent": "says nothing about this bound",
 }
 
+Brought = Literal["input", "transfer"]
+
 # What an owner of the time counts for.
 OF_OWNERS: dict[OwnerKind, Bound] = {
     "compute": "compute",
@@ -250,9 +252,7 @@ def _came_true(trial: Trial) -> bool:
 def _causes(context: "_Context", padding: float | None, trials: Sequence[Trial]) -> list[Cause]:
     """Return what limits, most of the time first: padding, what brings the input, and owners without their padding."""
     causes = [
-        Cause(kind, seconds / (seconds + context.times.isolated_s.value))
-        for kind, seconds in context.brought.items()
-        if seconds >= context.times.working_s.value
+        Cause(kind, seconds / (seconds + context.times.isolated_s.value)) for kind, seconds in context.brought.items()
     ]
     net, wasted = context.net_shares(padding)
     if wasted:
@@ -317,10 +317,15 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
         return attribute(self.operators, self.limits, self.weights_bytes, seconds, self.on_host)
 
     @property
-    def brought(self) -> dict[CauseKind, float]:
-        """The seconds to make the input and to bring it to the device, where they are known."""
-        named: dict[CauseKind, float | None] = {"input": self.times.input_s, "transfer": self.times.transfer_s}
-        return {kind: seconds for kind, seconds in named.items() if seconds is not None}
+    def brought(self) -> "dict[Brought, float]":
+        """The seconds to make the input and to bring it to the device, the longer first, where they last longest.
+
+        That is where they take no less than the forward, with the host's time to issue it.
+        """
+        named: dict[Brought, float | None] = {"input": self.times.input_s, "transfer": self.times.transfer_s}
+        least = self.times.isolated_s.value
+        found = [(kind, seconds) for kind, seconds in named.items() if seconds is not None and seconds >= least]
+        return dict(sorted(found, key=lambda item: -item[1]))
 
     @cached_property
     def label(self) -> _Label:
@@ -399,10 +404,8 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
         """Return the bound, and the time that this limit alone needs over the time measured."""
         times, attribution = self.times, self.attribution
         isolated, working = times.isolated_s.value, times.working_s.value
-        if times.input_s is not None and times.input_s >= isolated:
-            return "input", times.input_s / (times.input_s + isolated)
-        if times.transfer_s is not None and times.transfer_s >= working:
-            return "transfer", times.transfer_s / (times.transfer_s + working)
+        for kind, seconds in self.brought.items():
+            return kind, seconds / (seconds + isolated)
         if self._waits_for_host():
             return "launch", min(1.0, (times.enqueue_s or isolated - working) / isolated)
         explained = attribution.least_s / working

@@ -97,8 +97,13 @@ def test_an_input_or_a_copy_that_takes_longer_than_the_forward_is_the_bound():
     assert found.gains[0].fix == Fix("overlap_input")
     assert found.gains[0].at_most == pytest.approx(40 / 30)
     assert judge(times(10.1, input_s=0.01), [PRODUCT], LIMITS).bound == "compute"
-    on_gpu = times(12.0, device_s=Interval.exact(0.01), enqueue_s=0.001, transfer_s=0.01)
+    on_gpu = times(12.0, device_s=Interval.exact(0.01), enqueue_s=0.001, transfer_s=0.012)
     assert judge(on_gpu, [PRODUCT], LIMITS, on_host=False).bound == "transfer"
+
+
+def test_a_copy_longer_than_the_device_computes_is_not_the_bound_where_the_host_takes_longer_still():
+    on_gpu = times(40.0, device_s=Interval.exact(0.001), enqueue_s=0.039, transfer_s=0.003)
+    assert judge(on_gpu, [PRODUCT], LIMITS, on_host=False).bound == "launch"
 
 
 @pytest.mark.parametrize(
