@@ -251,13 +251,18 @@ def _came_true(trial: Trial) -> bool:
 
 def _causes(context: "_Context", padding: float | None, trials: Sequence[Trial]) -> list[Cause]:
     """Return what limits, most of the time first: padding, what brings the input, and owners without their padding."""
-    causes = [
-        Cause(kind, seconds / (seconds + context.times.isolated_s.value)) for kind, seconds in context.brought.items()
-    ]
+    forward_s = context.times.isolated_s.value
+    whole_s = forward_s + sum(context.brought.values())
+    causes = [Cause(kind, seconds / whole_s) for kind, seconds in context.brought.items()]
     net, wasted = context.net_shares(padding)
+    of_forward = forward_s / whole_s
     if wasted:
-        causes.append(Cause("padding", wasted, arithmetic_share=padding))
-    causes += [Cause(kind, share) for kind, share in net.items() if kind != "remainder" or share > MOST_UNEXPLAINED]
+        causes.append(Cause("padding", wasted * of_forward, arithmetic_share=padding))
+    causes += [
+        Cause(kind, share * of_forward)
+        for kind, share in net.items()
+        if kind != "remainder" or share > MOST_UNEXPLAINED
+    ]
     ranked = sorted((cause for cause in causes if cause.share >= LEAST_CAUSE), key=lambda cause: -cause.share)
     return [msgspec.structs.replace(cause, confirmed_by=_confirming(cause, trials)) for cause in ranked]
 

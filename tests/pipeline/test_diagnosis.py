@@ -377,7 +377,7 @@ def meta() -> torch.device:
 
 @pytest.mark.parametrize(
     ("device", "enqueue", "transfer", "bound"),
-    [(0.9, 0.1, 0.1, "compute"), (0.9, 0.8, 0.1, "launch"), (0.5, 0.1, 0.1, "launch"), (0.9, 0.1, 0.95, "transfer")],
+    [(0.9, 0.1, 0.1, "compute"), (0.9, 0.8, 0.1, "launch"), (0.5, 0.1, 0.1, "launch"), (0.9, 0.1, 1.05, "transfer")],
 )
 def test_times_of_the_device_decide_where_there_is_one(
     meta: torch.device, device: float, enqueue: float, transfer: float, bound: str
