@@ -89,6 +89,12 @@ class CardTensor(torch.Tensor):
         memo[id(self)] = copied
         return copied
 
+    def untyped_storage(self) -> Any:
+        return self.raw.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
