@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -235,6 +236,17 @@ def test_the_device_s_time_is_that_of_the_call_that_does_not_wait_for_it(device,
     monkeypatch.setitem(globals(), "NO_REPLAY", replace(NO_REPLAY, bare=bare))
     found = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5)
     assert any("the device computes for 31.25" in line for line in found.evidence) == is_taken
+
+
+def test_what_a_capture_left_in_the_process_is_a_doubt(device, monkeypatch):
+    def work():
+        product()
+        device.issue(2.0**-12, 2.0**-5)
+
+    monkeypatch.setattr(module, "graph_replay", lambda *_: Candidate(Fix("issue_at_once"), lambda: None))
+    monkeypatch.setattr(module, "DeviceTimer", partial(module.DeviceTimer, leftover="the stream still captures"))
+    found = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5)
+    assert Doubt("disturbed", "the stream still captures") in found.doubts
 
 
 def test_loads_are_the_mean_over_forwards():

@@ -14,6 +14,10 @@ from boundby.bottleneck import Extras, bottleneck
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.device import CudaQueue
 from boundby.device_time import DeviceTimer
+from boundby.layers.engine import ObservabilityEngine
+from boundby.layers.measurement import CudaMarks, Instruments
+from boundby.recording import program, record
+from boundby.replay import OnDevice
 from boundby.sampler import NoSource, Sampler
 from boundby.timer import QUEUE_DEPTH, Timer
 from tests.fakes import FakeTokenizer, FakeWatch
@@ -50,7 +54,7 @@ def qwen2(layers: int, dtype: torch.dtype) -> Any:
     return Qwen2ForSequenceClassification(config).to(dtype).eval().to(CARD)
 
 
-def padded(model: Any) -> Callable[[], Any]:
+def padded(model: Any) -> partial[Any]:
     """Return a forward of two texts of five and eight tokens, whose mask is ready."""
     ids = torch.arange(16).view(2, 8) % 31 + 1
     mask = torch.ones_like(ids)
@@ -88,6 +92,36 @@ def test_a_forward_is_timed_as_a_graph_and_in_chunks_though_its_launches_fill_th
     assert kernels_s < graph.seconds < 1.4 * kernels_s  # with half a microsecond between two kernels of a graph
 
 
+@DEPTHS
+@DTYPES
+def test_its_operators_have_their_times_in_the_model_s_order(machine, layers, dtype):
+    recording = record(padded(qwen2(layers, dtype)))
+    own, device = program(recording), OnDevice(timer_of(machine), CudaQueue(CARD))
+    kernels_s = busy_s(machine, own.run)
+    steps = device.marked(own.marked)
+    assert steps is not None and len(steps) == len(recording.steps) > QUEUE_DEPTH
+    assert (sum(steps), device.busy(own.run)) == pytest.approx((kernels_s, kernels_s), rel=1e-6)
+
+
+def test_its_layers_have_device_times_that_add_up(machine, tmp_path):
+    model = qwen2(28, torch.bfloat16)
+    work = padded(model)
+    instruments = Instruments(
+        now=lambda: round(1e9 * machine.read()),
+        synchronize=torch.cuda.synchronize,
+        marks=CudaMarks(CARD),
+        probe_cost_ns=lambda now: 0.0,
+        watch=FakeWatch,
+    )
+    engine = ObservabilityEngine(model, tmp_path, {"inference_mode": True}, instruments=instruments)
+    engine.warmup(work.keywords, 0)
+    profile = engine.profile(work.keywords, 2).profile
+    timed = [layer.device_self_s.median for layer in profile.layers if layer.device_self_s]
+    assert len(timed) > 28 * 10 and "device_self_s" not in profile.reasons
+    assert sum(timed) == pytest.approx(busy_s(machine, work), rel=1e-3)
+    assert not any(doubt.startswith("device:") for doubt in profile.doubts)
+
+
 def test_a_capture_that_fails_leaves_the_card_as_it_was_and_the_forward_is_timed_in_chunks(machine):
     model = qwen2(28, torch.float32)
     forward = padded(model)
@@ -121,6 +155,11 @@ def test_the_sweep_of_the_pods_model_has_device_times_and_counts_all_that_it_tak
     )
     assert row["device_time_by"] == "graph"
     assert 0 < row["device_per_batch_ms"] < 0.5 * row["enqueue_per_batch_ms"] < row["latency_per_batch_ms_mean"]
+    window = ("largest", "reference", "isolated", "pipelined")
+    for visit in visits:  # a held device is no load, and the memory of a graph not the model's
+        assert visit.window_s == pytest.approx(
+            sum(each.seconds for each in visit.timings if each.quantity in window), rel=0.01
+        )
     assert machine.now - began == pytest.approx(sum(visit.spent_s for visit in visits), rel=0.01)
 
 

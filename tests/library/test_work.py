@@ -21,6 +21,7 @@ from boundby.work import (
     transformer_flops,
     transformer_shape,
 )
+from boundby.work.operators import is_composite
 from tests.fakes import FakeClock
 
 FLOAT = 4  # bytes
@@ -458,3 +459,7 @@ def test_a_cost_serves_any_choice_of_its_lengths_and_no_lengths_are_an_error():
     assert cost.flops([]) == 0
     with pytest.raises(ValueError, match="no lengths"):
         fit_length_cost(parabola, [])
+
+
+def test_a_query_of_a_tensor_subclass_is_made_of_no_other_operators():
+    assert not is_composite(torch.ops.prim.device.default)  # of which torch knows no kernels

@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 
-from boundby.disturbance import Conditions
+from boundby.device_time import DeviceTimer
+from boundby.disturbance import Conditions, Disturbance
 from boundby.sampler import NoSource, Sampler
 from boundby.timer import Timer
 from tests import evaluation_workplace as workplace
@@ -450,6 +451,25 @@ def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(mo
     }
     timer.on_device({0: batch_on(gpu, 1, 1)})
     assert asked == [GPU]  # calibrated once, not in every visit
+
+
+def test_batches_are_timed_on_the_gpu_for_as_long_as_there_is_time_and_one_at_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = QueuedDevice(FakeClock())
+    timer, _ = timer_on(gpu, monkeypatch)
+    found = timer.on_device({index: batch_on(gpu, 1, 1) for index in range(3)}, most_s=0.0)
+    assert [each.index for each in found.timings if each.quantity == "device"] == [0]
+    assert [each.index for each in timer.on_device({}, most_s=0.0).timings] == []
+
+
+def test_what_a_capture_left_in_the_process_is_told_of_every_visit_and_repeats_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timer, _ = timer_on(QueuedDevice(FakeClock()), monkeypatch)
+    assert timer.disturbances == ()
+    timer.on_gpu = DeviceTimer(timer.timer, QueuedDevice(FakeClock()), leftover="it still captures")
+    assert timer.disturbances == (Disturbance("capture", "it still captures", is_passing=False),)
 
 
 @pytest.mark.parametrize("takes", [True, False])
