@@ -15,7 +15,7 @@ from pathlib import Path
 from utils import steps
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run, command
-from utils.config import QUICKSTART, Config
+from utils.config import AUTO, QUICKSTART, Config
 from utils.document import Document, OtherVersion, read_document
 from utils.memory import told
 from utils.quickstart import cache
@@ -107,7 +107,8 @@ def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | 
         return earlier.seconds, None
     if number == "02":
         sizes, most_s = len(config.profiling.batch_sizes), config.profiling.max_seconds_per_batch_size
-        dtypes = len(steps.sweep_dtypes(config))
+        listed = config.profiling.dtypes or [config.model.dtype]  # auto is one of those that are listed, as a rule
+        dtypes = len(listed if config.model.dtype == AUTO else steps.sweep_dtypes(config))
         swept_s = dtypes * sizes * SWEEP_SHARE * most_s
         limits_s = CEILINGS_S + dtypes * sizes * COUNTING_S + REPLAY_S + most_s  # the own dtype's chosen size in full
         budget = LOADING_S + swept_s + limits_s

@@ -299,6 +299,7 @@ PRECISIONS = {
         Precision("float32_fast", torch.float32, fast_products=True),
         Precision("float32_prepared", torch.float32, convert=prepare),
         Precision("bfloat16", torch.bfloat16, convert=prepare),
+        Precision("float16", torch.float16),
         Precision("int8", torch.float32, convert=to_int8),
     )
 }
@@ -312,7 +313,7 @@ def available(device: torch.device) -> tuple[Precision, ...]:
     float16 is left out: models trained in bfloat16 overflow in it.
     """
     has = {"bfloat16": has_bfloat16_products(device), "int8": has_int8_products(device)}
-    has["float32_prepared"] = can_prepare(device)
+    has |= {"float32_prepared": can_prepare(device), "float16": False}
     return tuple(precision for name, precision in PRECISIONS.items() if has.get(name, True))
 
 

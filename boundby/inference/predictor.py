@@ -198,6 +198,11 @@ class Predictor:
         batches = self._strategy.batches(distinct.lengths, self.token_budget)
         return [partial(forward, rows) for rows in batches]
 
+    @property
+    def exact(self) -> "Predictor":
+        """The same model in float32, with near ties computed again: its labels are those of one text at a time."""
+        return self._exact()
+
     def with_token_budget(self, token_budget: int) -> "Predictor":
         """Return a predictor with another budget on the same weights; nothing is checked again."""
         return self._with(replace(self.options, token_budget=token_budget))

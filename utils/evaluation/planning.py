@@ -11,12 +11,12 @@ import torch
 
 from boundby import environment, files
 from boundby.cli import PACKAGE, PIPELINE
-from boundby.device import arithmetic, is_gpu, pick_device, runtime, torch_build
+from boundby.device import arithmetic, is_gpu, multiplies_in, pick_device, runtime, torch_build
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision, tokenize
 from boundby.inference.planning import SAMPLE_ROWS, Sample
 from boundby.inference.reference import ExactnessReport, same_guard
 from utils import tasks
-from utils.config import Config
+from utils.config import AUTO, Config
 from utils.data import DataReceipt, Rows
 from utils.errors import InputError
 from utils.evaluation import engines, rows, tuning
@@ -51,6 +51,7 @@ class _Chosen:
     report: ExactnessReport | None = None
     doubts: tuple[str, ...] = ()
     sample: Sample | None = None  # with its reference, where it was measured
+    labels_doubt: str | None = None
 
 
 def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Identity:
@@ -138,7 +139,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
     shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
     rows.require_planned(dataset, wanted)
     threads = max(1, torch.get_num_threads() // workers)
-    options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
+    options = PredictorOptions(max_length, _precision_of(loaded), wanted.token_budget)
     check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
     texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
@@ -171,6 +172,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
         compile=compiled.on,
         max_length=max_length,
         precision=chosen.options.precision,
+        model_dtype=loaded.dtype,
         dtype=predictor.dtype,
         guard_margin=compiled.guard(guard),
         threads_per_worker=threads,
@@ -191,6 +193,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
         compile=compiled,
         strategy_doubts=list(predictor.doubts),
         engine=engine.record if engine else None,
+        labels_doubt=chosen.labels_doubt,
     )
     return Plan(wanted, choices, shards, places, reasons, check_offsets=extremes.offsets)
 
@@ -207,9 +210,10 @@ def _sample(config: Config, dataset_rows: int) -> tuple[int, int | None]:
     return size, SAMPLE_SEED if subsets or size < dataset_rows else None
 
 
-def _precision_of(dtype: str) -> str:
-    """Return the precision of a model held in `dtype`; float16 is computed in float32, where nothing overflows."""
-    return dtype if dtype in PRECISIONS else "float32"
+def _precision_of(loaded: LoadedModel) -> str:
+    """Return the precision of a model as it is held; float16 is computed in float32 where a device only emulates it."""
+    is_emulated = loaded.dtype == "float16" and not multiplies_in(loaded.device, loaded.dtype)
+    return "float32" if is_emulated else loaded.dtype
 
 
 def _precision(
@@ -223,6 +227,8 @@ def _precision(
     if not tasks.of(wanted.task).HAS_PREDICTED_LABELS:
         return _unmeasured(options, f"no labels are predicted by model.task={wanted.task}")
     if wanted.precision == "same" and options.precision != "float32":
+        if wanted.dtype == AUTO:
+            return _held_against_float32(wanted, loaded, predictor, sample, check_texts)
         return _unmeasured(options, f"evaluation.precision=same computes in model.dtype={wanted.dtype}")
     cost_s = PASSES * whole_s * len(sample.texts) / wanted.rows
     if is_gpu(predictor.device):  # one text after another is bound by launch there, and far longer than in batches
@@ -231,16 +237,41 @@ def _precision(
         guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
         reason = f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
         return _unmeasured(replace(options, guard_margin=guard), reason)
-    measured = Sample(
-        sample.texts,
-        None if sample.labels is None else sample.labels.tolist(),
-        is_all=len(sample.texts) == wanted.rows,
-        check_texts=check_texts,
-    )
+    measured = _sample_of(wanted, sample, check_texts)
     rule = rule_of(wanted.precision, wanted.min_agreement)
     choice = choose_precision(loaded.model, loaded.tokenizer, measured, rule, options)
     reason = f"the fastest on {len(sample.texts)} texts that evaluation.precision={wanted.precision} allows"
     return _Chosen(choice.options, reason, choice.report, choice.reasons, replace(measured, reference=choice.reference))
+
+
+def _held_against_float32(
+    wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: Rows, check_texts: Sequence[str]
+) -> _Chosen:
+    """Return the half precision of the model, as far as it keeps the labels of float32 on the sample, else float32.
+
+    What agrees too seldom as it is has its near ties computed again in float32, if that is enough. The labels of
+    float32 are those of batches with near ties one text at a time: a sample that goes through a GPU text by text waits
+    for its launches.
+    """
+    own, exact = predictor.options.precision, predictor.exact
+    measured = _sample_of(wanted, sample, check_texts)
+    measured = replace(measured, reference=exact.predict(sample.texts).logits)
+    rule = rule_of("fastest", wanted.min_agreement)
+    try:
+        choice = choose_precision(
+            loaded.model, loaded.tokenizer, measured, rule, predictor.options, precisions=[PRECISIONS[own]]
+        )
+    except ValueError as error:
+        options = replace(exact.options, token_budget=predictor.options.token_budget)
+        doubt = f"the whole dataset is computed in float32, by model.dtype=auto: {error}"
+        return _Chosen(options, doubt, labels_doubt=doubt)
+    reason = f"{own} by model.dtype=auto, held against float32 on {len(sample.texts)} texts"
+    return _Chosen(choice.options, reason, choice.report, choice.reasons)
+
+
+def _sample_of(wanted: Identity, sample: Rows, check_texts: Sequence[str]) -> Sample:
+    labels = None if sample.labels is None else sample.labels.tolist()
+    return Sample(sample.texts, labels, is_all=len(sample.texts) == wanted.rows, check_texts=check_texts)
 
 
 def _engine(
@@ -266,7 +297,8 @@ def _guard(wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: S
     def widened(difference: float, _largest: float) -> float:
         return margin * difference / seen if seen else 2 * difference
 
-    rule = same_guard if wanted.precision == "same" else widened
+    is_exact = wanted.precision == "same" and PRECISIONS[chosen.options.precision].keeps_weights
+    rule = same_guard if is_exact else widened
     return max(margin, tuning.guard_in_full_batches(predictor, loaded.model, texts, rule))
 
 

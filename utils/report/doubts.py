@@ -104,7 +104,7 @@ def _about(dtype: str, doubts: Sequence[tuple[int, str]]) -> str:
 
 def _full(data: ReportData) -> list[str]:
     full = data.full or {}
-    texts = []
+    texts = [full["labels_doubt"]] if full.get("labels_doubt") else []
     if full.get("truncated"):
         share = 100 * full["truncated"] / full["samples"]
         texts.append(f"{full['truncated']:,} texts ({share:.2f} %) were cut to {data.document['max_length']} tokens")
