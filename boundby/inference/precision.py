@@ -8,7 +8,8 @@ to the whole process; it holds during a forward and is set back afterwards.
 
 `float32_prepared` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
 float32 does whatever the process has set up. An activation takes no pass of its own, and norms, residuals and rotary
-embeddings take one (`boundby.inference.fused`). `bfloat16` on a CPU is prepared likewise.
+embeddings take one (`boundby.inference.fused`). `bfloat16` on a CPU is prepared likewise. On a GPU every precision has
+root-mean-square norms in one kernel, where models write seven: of 24 layers some 340 launches fewer.
 
 `int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
 bits by the range that the texts of the self-check have there, so that oneDNN takes products, bias and activation in one
@@ -29,7 +30,7 @@ import torch
 from torch import nn
 
 from boundby.ceilings import matmul_precision
-from boundby.device import fast_float32_products, has_bfloat16_products, has_int8_products, is_host
+from boundby.device import fast_float32_products, has_bfloat16_products, has_int8_products, is_gpu, is_host
 from boundby.inference import fused
 from boundby.inference.reference import in_dtype
 
@@ -280,6 +281,8 @@ class Precision:
         Raises ValueError where the model, or this device, cannot have it.
         """
         working_copy = in_dtype(model, self.dtype)
+        if is_gpu(next(model.parameters()).device):
+            fused.join_norms(working_copy)
         if self.convert is not None:
             self.convert(working_copy)
         return working_copy
