@@ -17,7 +17,7 @@ from boundby.inference.batches import Batch, Tokens, batches_in_order, collate, 
 from boundby.inference.precision import Precision, matmul_effect, tolerance
 from boundby.inference.reference import in_dtype
 from boundby.inference.rotary import rotary_of
-from boundby.inference.selfcheck import OWN_ERRORS
+from boundby.inference.selfcheck import allowed_of_own
 from boundby.inference.strategies import Strategy, candidates, compile_layers, compile_obstacle
 from boundby.roofline import Interval
 from boundby.stats import wilson_interval
@@ -114,10 +114,11 @@ def without_padding(subject: Subject) -> Candidate | Untried | None:
             return torch.cat([forward(model, each) for each in batches]).float()
 
         own = padded(subject.model)
-        allowed = tolerance(matmul_effect(precision, own.device)) * float(own.abs().max())
+        effect = matmul_effect(precision, own.device)
+        allowed = tolerance(effect) * float(own.abs().max())
         if subject.dtype != torch.float32:  # both have rounded, and what that does here is the measure
             exact = padded(in_dtype(subject.model, torch.float32))
-            allowed = min(allowed, OWN_ERRORS * float((own - exact).abs().max()))
+            allowed = allowed_of_own(own.cpu().numpy(), exact.cpu().numpy(), effect)
         _require_equal(logits(), own, allowed)
         return Made(logits, subject.same_labels(lambda: _packed_labels(subject, strategy)))
 

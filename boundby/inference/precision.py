@@ -255,8 +255,8 @@ def weight_bytes(model: nn.Module) -> int:
 class Precision:
     """A dtype of weights and activations, and whether float32 products may be rounded as torch's fastest kernels do.
 
-    `convert` changes a working copy further, in place. With `session` another library computes: token ids and mask in,
-    logits out; dtype and `convert` then say how it rounds.
+    `convert` changes a working copy further, in place; `joins_norms`: on a GPU a norm is one kernel. With `session`
+    another library computes: token ids and mask in, logits out; dtype and `convert` then say how it rounds.
     """
 
     name: str
@@ -264,6 +264,7 @@ class Precision:
     fast_products: bool = False
     convert: Callable[[nn.Module], None] | None = None
     session: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    joins_norms: bool = False
 
     @property
     def keeps_weights(self) -> bool:
@@ -281,7 +282,7 @@ class Precision:
         Raises ValueError where the model, or this device, cannot have it.
         """
         working_copy = in_dtype(model, self.dtype)
-        if is_gpu(next(model.parameters()).device):
+        if self.joins_norms and is_gpu(next(model.parameters()).device):
             fused.join_norms(working_copy)
         if self.convert is not None:
             self.convert(working_copy)
@@ -298,11 +299,11 @@ class Precision:
 PRECISIONS = {
     precision.name: precision
     for precision in (
-        Precision("float32", torch.float32),
-        Precision("float32_fast", torch.float32, fast_products=True),
+        Precision("float32", torch.float32, joins_norms=True),
+        Precision("float32_fast", torch.float32, fast_products=True, joins_norms=True),
         Precision("float32_prepared", torch.float32, convert=prepare),
-        Precision("bfloat16", torch.bfloat16, convert=prepare),
-        Precision("float16", torch.float16),
+        Precision("bfloat16", torch.bfloat16, convert=prepare, joins_norms=True),
+        Precision("float16", torch.float16, joins_norms=True),
         Precision("int8", torch.float32, convert=to_int8),
     )
 }

@@ -91,10 +91,7 @@ def checked_strategy(
     largest = float(np.abs(reference).max())
     allowed = tolerance(effect) * largest
     own = _stock(model, tokens, rows, precision)
-    own_allowed = (
-        math.inf if own is None else max(max(effect, LEAST_TOLERANCE) * largest, OWN_ERRORS * _apart(own, reference))
-    )
-    own_allowed = min(own_allowed, allowed)
+    own_allowed = math.inf if own is None else allowed_of_own(own, reference, effect)
     refusals: list[Refusal] = []
     offered = candidates(model, tokenizer, precision, trims)
     for name, make in offered:
@@ -117,7 +114,7 @@ def checked_strategy(
             if not compiles:
                 return strategy, check
             make = dict(candidates(model, tokenizer, precision.to_compile, trims))[name]
-            compiled = _compiled(make, tokens, rows, logits, precision, own_allowed)
+            compiled = _compiled(make, tokens, rows, logits, precision, min(allowed, own_allowed))
             if isinstance(compiled, str):
                 refusal = Refusal(strategy.name, "not_compiled", compiled)
                 return strategy, replace(check, refusals=(*check.refusals, refusal))
@@ -143,6 +140,14 @@ def _stock(model: Any, tokens: Tokens, rows: Sequence[int], precision: Precision
         return None
     with precision.active(model.device):
         return one_by_one(in_dtype(model, precision.dtype), tokens, rows)
+
+
+def allowed_of_own(own: np.ndarray, exact: np.ndarray, effect: float) -> float:
+    """Return how far logits may be from those of the stock forward in their own precision, `exact` in float32.
+
+    `effect` is that of the precision on a product.
+    """
+    return max(max(effect, LEAST_TOLERANCE) * float(np.abs(exact).max()), OWN_ERRORS * _apart(own, exact))
 
 
 def _apart(logits: np.ndarray, others: np.ndarray) -> float:

@@ -32,6 +32,7 @@ from boundby.inference.packing import (
 )
 from boundby.inference.precision import MOST_TOLERANCE
 from tests import classifiers
+from tests.gpu_double import H100, T4, plugged_in
 
 pytestmark = pytest.mark.isa
 
@@ -226,7 +227,8 @@ def test_a_gpu_has_norms_of_one_kernel_where_a_model_writes_seven(precision, tok
     monkeypatch.setattr("boundby.inference.precision.is_gpu", lambda device: True)
     model = classifiers.build("qwen2", 50, 0)
     norms = [name for name, module in model.named_modules() if hasattr(module, "variance_epsilon")]
-    copied = Precision(precision, PRECISIONS[precision].dtype).copy_of(model)
+    copied = PRECISIONS[precision].copy_of(model)
+    assert fused.TorchNorm not in map(type, Precision("trial", torch.float32).copy_of(model).modules())  # of one fix
     kinds = {type(copied.get_submodule(name)) for name in norms}
     assert len(norms) == 2 * len(model.model.layers) + 1 and kinds == {fused.TorchNorm}
     assert not any(isinstance(module, fused.TorchNorm) for module in model.modules())
@@ -372,6 +374,36 @@ def test_a_kernel_without_all_arguments_is_not_used(monkeypatch):
 
     monkeypatch.setattr(varlen, "varlen_attn", lambda q, k, v, is_causal=False: q)
     assert not has_varlen()
+
+
+@pytest.mark.parametrize(
+    ("card", "precision", "strategy"),
+    [
+        (H100, "float32", "packed, memory-efficient attention"),
+        (H100, "bfloat16", "packed, variable-length attention"),
+        (T4, "float16", "packed, memory-efficient attention"),
+    ],
+    ids=["H100 float32", "H100 bfloat16", "T4 float16"],
+)
+def test_a_card_packs_its_texts_with_norms_of_one_launch(card, precision, strategy, monkeypatch):
+    texts = classifiers.reviews(64)
+    tokenizer = classifiers.tokenizer(texts)
+    launches = []
+    with plugged_in(card) as machine:
+        model = classifiers.build("qwen2", len(tokenizer), tokenizer.pad_token_id).to("cuda")
+        norms = sum(hasattr(module, "variance_epsilon") for module in model.modules())
+        for joins in (False, True):
+            if not joins:
+                monkeypatch.setattr(fused, "join_norms", lambda model: None)
+            predictor = Predictor(model, tokenizer, PredictorOptions(128, precision, token_budget=10**6), texts)
+            assert (predictor.strategy, predictor.trim, predictor.doubts) == (strategy, True, ())
+            before = machine.launches
+            found = predictor.predict(texts)
+            launches.append(machine.launches - before)
+            monkeypatch.undo()
+        assert predictor.check.same_labels >= 0.95 * predictor.check.rows
+        assert found.computed_tokens == found.useful_tokens  # nothing is padded
+    assert launches[0] - launches[1] >= 5 * norms
 
 
 @pytest.mark.gpu
