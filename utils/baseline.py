@@ -26,6 +26,7 @@ from utils.data import DataReceipt, Rows
 from utils.document import Agreement, Device, Document, FullDataset, MachineState, Model, Row
 from utils.errors import PipelineError
 from utils.evaluation.run import evaluate
+from utils.evaluation.tuning import Known
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
 from utils.optimal import MEASURED, judge, optimal
@@ -184,12 +185,19 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
             find_limits(result, model, *subject)
             if run.config.evaluation.enabled and model.dtype == result.dtype:
                 run.say("FULL DATASET EVALUATION")
-                result.full = evaluate(run, model, receipt)
+                result.full = evaluate(run, model, receipt, _known(result))
                 run.say("\n".join(console_evaluation(result.full, run.config.model.task)))
     data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
     _require_a_measurement(result.rows)
     result.save(complete=True)
     return result
+
+
+def _known(result: Result) -> Known:
+    """Return what planning the evaluation rests on: the limits of the machine, and what a trial of compiling gained."""
+    findings = result.own_sweep.findings.values() if result.own_sweep else ()
+    trials = [trial for finding in findings for trial in finding.verdict.trials if trial.fix.kind == "fuse_operators"]
+    return Known(lambda: result.ceilings, trials[0].measured if trials else None)
 
 
 def _load(result: Result, source: ModelSource, dtypes: Sequence[str], rows: Rows) -> list[LoadedModel]:

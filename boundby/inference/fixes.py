@@ -27,6 +27,7 @@ from boundby.verdict import Fix, SameLabels, Untried
 
 PACKED = ("varlen", "efficient", "grouped")  # the strategies that pad nothing
 COMPILE_S = 30.0  # to compile the layers of a small classifier on two CPU cores: 17 to 35 s were measured
+GPU_COMPILE_S = 10.0  # assumed: a layer once for all, by Triton, where a CPU's code goes through a C++ compiler
 SPARE_MEMORY = 0.5  # of what is free, for a copy of the model
 
 
@@ -174,8 +175,13 @@ def with_coarser_products(subject: Subject, precision: str, ceiling_ratio: float
     return coarser_products(subject.work(subject.model), precision, ceiling_ratio, labels)
 
 
-def compiled(subject: Subject, seconds: float = COMPILE_S) -> Candidate | Untried:
-    """Return the trial of compiled layers, which takes about `seconds` to make."""
+def compile_seconds(device: torch.device) -> float:
+    """Return about how long it takes to compile the layers of a model for this device."""
+    return COMPILE_S if is_host(device) else GPU_COMPILE_S
+
+
+def compiled(subject: Subject, seconds: float | None = None) -> Candidate | Untried:
+    """Return the trial of compiled layers, which takes about `seconds` to make, None: as long as on such a device."""
     fix, obstacle = Fix("fuse_operators"), compile_obstacle(subject.device)
     if obstacle is not None:
         return Untried(fix, "not_possible", obstacle)
@@ -185,7 +191,7 @@ def compiled(subject: Subject, seconds: float = COMPILE_S) -> Candidate | Untrie
         compile_layers(model, but_last=False)
         return Made(subject.work(model), subject.same_labels(lambda: subject.labels_of(model)))
 
-    return Candidate(fix, make, setup_s=seconds)
+    return Candidate(fix, make, setup_s=compile_seconds(subject.device) if seconds is None else seconds)
 
 
 def with_input_ahead(work: Work, make_input: Work) -> Candidate:

@@ -7,7 +7,7 @@ module is replaced only where the new one gives what it gave.
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -117,7 +117,7 @@ def join_norms(model: nn.Module) -> None:
             weight = getattr(norm, "weight", None)
             if not hasattr(norm, "variance_epsilon") or not isinstance(weight, nn.Parameter) or _is_touched(norm):
                 continue
-            replacement = TorchNorm(weight, norm.variance_epsilon)
+            replacement = TorchNorm(weight, cast(float, norm.variance_epsilon))
             if _agree(norm, replacement, weight.numel(), inputs=1):
                 setattr(parent, name, replacement)
 

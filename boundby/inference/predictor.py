@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from boundby.device import (
+    allocator,
     host_threads,
     is_gpu,
     is_host,
@@ -27,7 +28,16 @@ from boundby.inference.selfcheck import checked_strategy
 from boundby.timer import Timer
 
 HOST_BUDGET, GPU_BUDGET = 2048, 16384  # where nobody has searched for a better one
+LARGE_BUDGET, LARGE_BYTES = 65536, 40e9  # of a GPU with so much memory: 16,384 tokens take one about as long as Python
 MOST_STREAMS, BATCHES_PER_STREAM = 4, 2  # at once, and at least for each
+
+
+def usual_budget(device: torch.device) -> int:
+    """Return the tokens of a batch on this device where nothing else is known; by its memory on a GPU."""
+    counters = allocator(device)
+    if counters is None:
+        return HOST_BUDGET
+    return LARGE_BUDGET if counters.total >= LARGE_BYTES else GPU_BUDGET
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,7 @@ class Predictor:
     @property
     def token_budget(self) -> int:
         """Tokens per batch."""
-        return self.options.token_budget or (GPU_BUDGET if is_gpu(self.device) else HOST_BUDGET)
+        return self.options.token_budget or usual_budget(self.device)
 
     @property
     def dtype(self) -> str:

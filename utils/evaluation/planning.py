@@ -15,6 +15,7 @@ from boundby.device import arithmetic, is_gpu, multiplies_in, pick_device, runti
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision, tokenize
 from boundby.inference.planning import SAMPLE_ROWS, Sample
 from boundby.inference.reference import ExactnessReport, same_guard
+from boundby.known import Missing
 from utils import tasks
 from utils.config import AUTO, Config
 from utils.data import DataReceipt, Rows
@@ -22,6 +23,7 @@ from utils.errors import InputError
 from utils.evaluation import engines, rows, tuning
 from utils.evaluation.engines import Shelf
 from utils.evaluation.plan import BATCHING, Budget, Choices, Compilation, Identity, Places, Plan, Reasons
+from utils.evaluation.tuning import Known
 from utils.model_source import ModelSource, hashes, model_files, weight_files
 from utils.models import LoadedModel, effective_max_length
 
@@ -39,7 +41,6 @@ CODE = (  # of a prediction
 CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones
 CHECK_EXTREMES = 16  # shortest and longest rows of all among them, in tokens
 PASSES = 11  # over the sample that choosing a precision takes, text by text and in batches
-PAYS = 10  # times as long as choosing a precision must the evaluation be, unless the settings ask for it
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,15 @@ def device_name(device: torch.device) -> str:
     return str(runtime(device).get_device_name(device)) if is_gpu(device) else environment.machine()["cpu"]
 
 
-def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, shelf: Shelf) -> Plan:
+def make(  # noqa: PLR0913, PLR0917  (what to plan, and what is known of it)
+    wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, shelf: Shelf, known: Known | None = None
+) -> Plan:
     """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay.
 
-    A model that an engine computes with is converted onto `shelf`.
+    What they would save is predicted from what is `known`. A model that an engine computes with is converted onto
+    `shelf`.
     """
+    known = known or Known()
     max_length, _ = effective_max_length(loaded, wanted.max_length)
     extremes = rows.Extremes(CHECK_EXTREMES, lambda texts: tokenize(loaded.tokenizer, texts, max_length).lengths)
     shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
@@ -146,7 +151,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
     token_s = tuning.seconds_per_token(predictor, texts)
     whole_s = token_s * extremes.tokens
     sample = rows.first_rows(dataset, shards, SAMPLE_ROWS)
-    chosen = _precision(wanted, loaded, predictor, (sample, check_texts), whole_s)
+    chosen = _precision(wanted, loaded, predictor, (sample, check_texts), (whole_s, extremes.tokens), known)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
         token_s = tuning.seconds_per_token(predictor, texts)  # what the rest of the plan costs and saves is in this one
@@ -162,7 +167,8 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
     if engine and engine.predictor:
         compiled = Compilation(False, "not compiled: a converted model computes")
     else:
-        compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), whole_s / workers)
+        share = (whole_s / workers, extremes.tokens / workers)
+        compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), share, known)
     guard = _guard(wanted, loaded, predictor, texts, chosen)
     choices = Choices(
         token_budget=budget.token_budget,
@@ -216,14 +222,20 @@ def _precision_of(loaded: LoadedModel) -> str:
     return "float32" if is_emulated else loaded.dtype
 
 
-def _precision(
-    wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: tuple[Rows, Sequence[str]], whole_s: float
+def _precision(  # noqa: PLR0913, PLR0917  (of one caller, above)
+    wanted: Identity,
+    loaded: LoadedModel,
+    predictor: Predictor,
+    texts: tuple[Rows, Sequence[str]],
+    whole: tuple[float, float],
+    known: Known,
 ) -> _Chosen:
-    """Return the precision that the settings allow, measured where they ask for it or where it pays.
+    """Return the precision that the settings allow, measured where they ask for it or where it is predicted to pay.
 
-    `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32.
+    `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32. `whole`
+    are the seconds and the tokens of all texts.
     """
-    options, (sample, check_texts) = predictor.options, texts
+    options, (sample, check_texts), whole_s = predictor.options, texts, whole[0]
     if not tasks.of(wanted.task).HAS_PREDICTED_LABELS:
         return _unmeasured(options, f"no labels are predicted by model.task={wanted.task}")
     if wanted.precision == "same" and options.precision != "float32":
@@ -233,15 +245,28 @@ def _precision(
     cost_s = PASSES * whole_s * len(sample.texts) / wanted.rows
     if is_gpu(predictor.device):  # one text after another is bound by launch there, and far longer than in batches
         cost_s += len(sample.texts) * tuning.seconds_alone(loaded.model, predictor, sample.texts)
-    if wanted.precision == "same" and whole_s < PAYS * cost_s:
+    if wanted.precision == "same" and (reason := _does_not_pay(loaded, whole, cost_s, known)):
         guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
-        reason = f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
         return _unmeasured(replace(options, guard_margin=guard), reason)
     measured = _sample_of(wanted, sample, check_texts)
     rule = rule_of(wanted.precision, wanted.min_agreement)
     choice = choose_precision(loaded.model, loaded.tokenizer, measured, rule, options)
     reason = f"the fastest on {len(sample.texts)} texts that evaluation.precision={wanted.precision} allows"
     return _Chosen(choice.options, reason, choice.report, choice.reasons, replace(measured, reference=choice.reference))
+
+
+def _does_not_pay(loaded: LoadedModel, whole: tuple[float, float], cost_s: float, known: Known) -> str | None:
+    """Return why faster kernels of float32 are not tried, which takes `cost_s`; None where that is predicted to pay."""
+    whole_s, tokens = whole
+    if whole_s <= cost_s:
+        return f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
+    saved = tuning.saved_by_kernels(loaded.model, loaded.device, tokens, whole_s, known.limits())
+    if isinstance(saved, Missing):
+        return saved.reason
+    if saved.value > cost_s:
+        return None
+    ends = f"{saved.value:.0f} s [{saved.low:.0f}, {saved.high:.0f}]"
+    return f"that would take about {cost_s:.0f} s, and is predicted to save {ends} of {whole_s:.0f} s"
 
 
 def _held_against_float32(
@@ -313,22 +338,25 @@ def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], second
     return tuning.choose_budget(predictor, texts, *seconds)
 
 
-def _compilation(
+def _compilation(  # noqa: PLR0913, PLR0917  (of one caller, above)
     wanted: Identity,
     loaded: LoadedModel,
     predictor: Predictor,
     texts: tuple[Sequence[str], Sequence[str]],
-    whole_s: float,
+    share: tuple[float, float],
+    known: Known,
 ) -> Compilation:
-    """Return whether the layers are compiled in an evaluation of `whole_s` per worker.
+    """Return whether the layers are compiled in an evaluation of which this is a worker's share, in seconds and tokens.
 
     `texts` are those of the self-check and some to measure on.
     """
-    check_texts, sample = texts
+    (check_texts, sample), (whole_s, tokens) = texts, share
     lengths = predictor.tokenize(sample).lengths
 
     def compiled() -> Predictor:
         return Predictor(loaded.model, loaded.tokenizer, replace(predictor.options, compile=True), check_texts)
 
     measured = sample[: int(np.searchsorted(np.cumsum(lengths), tuning.MEASURED_TOKENS)) + 1]
-    return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s)
+    foreseen = functools.partial(tuning.saved_by_compiling, predictor, loaded.model, tokens, whole_s, known)
+    token_s = whole_s / max(1.0, tokens)
+    return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s, token_s, foreseen)
