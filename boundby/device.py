@@ -84,6 +84,11 @@ def host_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def busy_threads(device: torch.device) -> int:
+    """Return how many threads of the host work on this device keeps busy: one issues it to a GPU."""
+    return torch.get_num_threads() if is_host(device) else 1
+
+
 def has_bfloat16_products(device: torch.device) -> bool:
     """Tell whether the device multiplies in bfloat16, rather than emulating it slower than float32 (T4, V100)."""
     if is_gpu(device):

@@ -278,8 +278,9 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
     run, config, device = result.run, result.run.config.profiling, loaded[0].device
     assert result.max_length is not None  # noted with the model
     selection = Selection.of(rows.texts, loaded[0].tokenizer, result.max_length, device)
+    sizes = steps.sweep_sizes(run.config, is_on_gpu=is_gpu(device))
     settings = Settings(
-        config.batch_sizes,
+        sizes,
         config.num_measurement_runs,
         config.num_warmup_runs,
         config.ci_half_width,
@@ -291,10 +292,10 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         finished = [visit for visit in kept if visit.status != "failed"]
         if finished:
             run.note(f"{dtype}: {len(finished)} finished visits are kept")
-        result.sweeps[dtype] = Sweep(config.batch_sizes, half_width, finished)
+        result.sweeps[dtype] = Sweep(sizes, half_width, finished)
     kept = [visit for each in loaded for visit in result.sweeps[each.dtype].visits]
     named = ", ".join(each.dtype for each in loaded)
-    rule, points = settings.rule(device), [(size, each.dtype) for size in config.batch_sizes for each in loaded]
+    rule, points = settings.rule(device), [(size, each.dtype) for size in sizes for each in loaded]
     with Sampler(instruments.source(device)) as sampler, run.progress(None, f"sweep {named}") as progress:
         before = len(kept)
 

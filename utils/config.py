@@ -118,7 +118,7 @@ class Dataset(Section):
 class Profiling(Section):
     """The batch-size sweep."""
 
-    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] = [1, 4, 8, 16, 32, 64]
+    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
     num_warmup_runs: PositiveInt = 3
     num_measurement_runs: PositiveInt = 10
     max_length: Annotated[int, Field(ge=2)] = 512

@@ -24,6 +24,7 @@ from utils.quickstart import cache
 
 SCHEMA_VERSION = 1
 NOT_OF_VISITS = ("targets", "evaluation")
+BATCH_SIZES, LARGER_SIZES = (1, 4, 8, 16, 32, 64), (128, 256)  # where the settings name none; the others on a GPU
 SHOWN_CHARACTERS = 60  # of a changed value in a reason
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -179,6 +180,11 @@ def sweep_dtypes(config: Config, own: str | None = None) -> list[str]:
     """Return the dtypes the sweep is made in; the first is the model's own, `own` where model.dtype is auto."""
     first = own or config.model.dtype
     return [first, *(dtype for dtype in config.profiling.dtypes or [] if dtype != first)]
+
+
+def sweep_sizes(config: Config, *, is_on_gpu: bool) -> list[int]:
+    """Return the batch sizes of the sweep; one that memory does not hold ends it."""
+    return config.profiling.batch_sizes or [*BATCH_SIZES, *(LARGER_SIZES if is_on_gpu else ())]
 
 
 def measured_dtype(config: Config, layout: Layout) -> str | None:

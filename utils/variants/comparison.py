@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from boundby import files
-from boundby.device import pick_device, synchronizer
+from boundby.device import busy_threads, pick_device, synchronizer
 from boundby.inference import ExactnessReport, compare_logits
 from boundby.inference.engines import MOST_CALIBRATION
 from boundby.roofline import Interval
@@ -147,14 +147,15 @@ def _baseline(layout: Layout) -> tuple[Verdict | None, int | None]:
 def _measure(run: Run, found: Comparison, parts: Sequence[np.ndarray], timer: Timer, deadline: float) -> None:
     """Let the variants take turns, and note what else used the machine meanwhile."""
     texts = [[found.rows.texts[position] for position in part] for part in parts]
-    watch = instruments.watch(pick_device(run.config.model.device)).start()
+    device = pick_device(run.config.model.device)
+    watch = instruments.watch(device).start()
     with run.progress(None, "compare the variants") as progress:
 
         def told(number: int) -> None:
             progress.advance(1, f"round {number}")
 
         made, refused, taken = rounds.take_turns(found.made, texts, timer, deadline, told)
-    seen = watch.stop().disturbances(rounds.threads())
+    seen = watch.stop().disturbances(busy_threads(device))
     found.doubts += [str(Doubt("disturbed", each.text)) for each in seen if each.is_passing]
     found.made, found.sizes = made, [len(parts[part]) for part in taken]
     found.refused |= refused
