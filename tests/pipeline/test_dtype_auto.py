@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from boundby import device as devices
 from tests import evaluation_workplace as workplace
+from tests.gpu_double import H100, T4, plugged_in
 from tests.report_reading import pod, section, text
 from tests.tiny_models import WORDS, edit_config, save_bert
 from utils import baseline, model_source, models, steps
@@ -223,3 +224,46 @@ def test_card_and_report_say_that_the_dtype_was_left_to_the_program(read):
     assert "float32 (auto)" in text(data)
     said = section(data, "What was measured on what, and how")
     assert "Dtype: float32 by model.dtype=auto: the checkpoint's own, by dtype of its config" in said
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "doubt"),
+    [
+        (H100, "bfloat16", None),
+        (T4, "float32", "the checkpoint's own bfloat16, by dtype of its config.json, is emulated by Tesla T4"),
+    ],
+    ids=["H100", "T4"],
+)
+def test_a_card_is_swept_and_evaluated_in_what_it_multiplies_in(card, dtype, doubt, tmp_path, monkeypatch):
+    monkeypatch.setattr(baseline, "find_limits", lambda *arguments: None)
+    monkeypatch.setattr(steps, "BATCH_SIZES", (1,))
+    monkeypatch.setattr(steps, "LARGER_SIZES", (2,))
+    quick = [setting for setting in workplace.QUICK if "batch_sizes" not in setting]
+    settings = workplace.prepare(tmp_path, workplace.texts(10), saved(tmp_path / "model"), *quick)
+    settings += ["evaluation.min_agreement=0.5", "model.device=cuda"]
+    with plugged_in(card):
+        assert importlib.import_module("scripts.02_baseline_inference").main(settings) == 0
+    document = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())
+    assert (document["model"]["dtype"], document["model"]["dtype_setting"]) == (dtype, "auto")
+    assert [row["batch_size"] for row in document["batch_sizes"]] == [1, 2]
+    assert {row["dtype"] for row in document["batch_sizes"]} == {dtype}
+    assert document["full_dataset_metrics"]["dtype"] == dtype
+    assert (document["full_dataset_metrics"]["exactness"] or {}).get("precision") == (dtype if doubt is None else None)
+    said = [each for each in document["doubts"] if "model.dtype" in each]
+    assert said == (
+        [] if doubt is None else [f"model.dtype=auto holds the model in float32: {doubt}, slower than that"]
+    )
+
+
+def test_a_dtype_that_a_card_emulates_is_said_to_be_where_it_is_asked_for(tmp_path):
+    with plugged_in(T4):
+        choice = models.choose_dtype("bfloat16", tmp_path, GPU)
+    assert choice.doubt.startswith("model.dtype=bfloat16 is emulated by Tesla T4, slower than float32")
+
+
+def test_sweeps_without_sizes_of_their_own_go_further_on_a_gpu():
+    config, _ = read_settings(workplace.ROOT / "configs" / "config.yaml")
+    assert steps.sweep_sizes(config, is_on_gpu=False) == [1, 4, 8, 16, 32, 64]
+    assert steps.sweep_sizes(config, is_on_gpu=True) == [1, 4, 8, 16, 32, 64, 128, 256]
+    config, _ = read_settings(workplace.ROOT / "configs" / "config.yaml", ["profiling.batch_sizes=[2]"])
+    assert steps.sweep_sizes(config, is_on_gpu=True) == [2]

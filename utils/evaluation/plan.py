@@ -47,8 +47,8 @@ class Identity:
 
     Of `dataset_rows` rows those are evaluated that come first in the order of `sample_seed`; every row where it is
     None. Hashes are of the files' content. `max_length` is what the settings ask for; the model may take less. So is
-    `token_budget`, where None leaves it to planning, and `dtype` and `compile`, where auto does. The last four fields are all of a
-    machine that may change the last digits of a result.
+    `token_budget`, where None leaves it to planning, and `dtype` and `compile`, where auto does. The last four fields
+    are all of a machine that may change the last digits of a result.
     """
 
     task: str
