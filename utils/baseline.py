@@ -21,6 +21,7 @@ from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
 from utils.columns import Finding
+from utils.config import AUTO
 from utils.credentials import removed
 from utils.data import DataReceipt, Rows
 from utils.document import Agreement, Device, Document, FullDataset, MachineState, Model, Row
@@ -267,7 +268,8 @@ def _note(result: Result, loaded: LoadedModel, agreement: Any) -> None:
         result.device |= {"uuid": uuid, "visible_gpus": visible}
         if visible > 1:
             run.note(f"the sweep uses one of {visible} GPUs, {loaded.device} ({uuid}); the others are left out of it")
-    result.agreement = agreement.as_dict()
+    is_held = run.config.model.dtype == AUTO and loaded.dtype != "float32" and not (choice and choice.doubt)
+    result.agreement = {**agreement.as_dict(), "against": "float32" if is_held else loaded.dtype}
 
 
 def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[Selection, Timer]:

@@ -215,6 +215,7 @@ class Agreement(TypedDict, total=False):
     share: Required[float]
     max_abs_logit_difference: float
     lowest_margin: float
+    against: str
 
 
 class MachineState(TypedDict, total=False):

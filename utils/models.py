@@ -153,7 +153,7 @@ def load_agreeing(
     max_length, least = effective_max_length(loaded, limits[0])[0], limits[1]
     choice = loaded.choice
     if choice and choice.setting == AUTO and choice.dtype != "float32":
-        if not _has_room_for_float32(loaded):
+        if not has_room_for_float32(loaded):
             doubt = f"labels in {choice.dtype} were not held against float32, for which there is no memory beside it"
             loaded = replace(loaded, choice=replace(choice, doubt=doubt))
         else:
@@ -169,7 +169,8 @@ def load_agreeing(
     return loaded, agreed
 
 
-def _has_room_for_float32(loaded: LoadedModel) -> bool:
+def has_room_for_float32(loaded: LoadedModel) -> bool:
+    """Tell whether a copy of the model in float32 takes no more than half of the memory that is free."""
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     return bool(weights * torch.float32.itemsize <= SPARE_MEMORY * free_bytes(loaded.device))
 

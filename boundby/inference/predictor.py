@@ -140,7 +140,8 @@ class Predictor:
             trims=options.trim,
             compiles=options.compile,
         )
-        self._stock = in_dtype(model, torch.float32)
+        self._classes = model.config.num_labels
+        self._stock = cache(partial(in_dtype, model, torch.float32))  # a half precision may fit where that does not
 
         def exact() -> Predictor:
             name = EXACT[0 if can_prepare(self.device) else 1]
@@ -382,7 +383,7 @@ class Predictor:
 
     def _collected(self, tally: _Tally, rows: int) -> np.ndarray:
         """Return all logits in the order of the rows: one copy from the device."""
-        logits = np.empty((rows, self._stock.config.num_labels), dtype=np.float32)
+        logits = np.empty((rows, self._classes), dtype=np.float32)
         if tally.parts:
             order = np.concatenate([rows for rows, _ in tally.parts])
             logits[order] = torch.cat([logits for _, logits in tally.parts]).cpu().numpy()
@@ -396,7 +397,7 @@ class Predictor:
         if close.size:
             rows, guarding = close.tolist(), self._guarding()
             if guarding is None:
-                logits[close] = one_by_one(self._stock, tokens, rows)
+                logits[close] = one_by_one(self._stock(), tokens, rows)
             else:
                 logits[close] = guarding.predict_tokens(Tokens([tokens.ids[row] for row in rows], None)).logits
         return int(close.size)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from boundby.device import is_out_of_memory, release_memory
 from boundby.inference.batches import Tokens
 from boundby.inference.packing import UnsupportedAttention
 from boundby.inference.precision import LEAST_TOLERANCE, Precision, calibrate, matmul_effect, tolerance
@@ -82,15 +83,17 @@ def checked_strategy(
 ) -> tuple[Strategy, SelfCheck]:
     """Return the first strategy whose logits match the stock forward's, and the comparison.
 
-    They may differ by what `matmul_effect` explains. The last resort is the stock forward itself, which is taken as it
-    is: what it differs by is then in the comparison. Raises ValueError where a converted model's differ by more.
+    They may differ by what `matmul_effect` explains. Where a GPU has no memory for a copy in float32, the model as it
+    is takes its place. The last resort is the stock forward itself, which is taken as it is: what it differs by is then
+    in the comparison. Raises ValueError where a converted model's differ by more.
     """
     rows = check_rows(tokens.lengths)
-    reference = one_by_one(in_dtype(model, torch.float32), tokens, rows)
+    exact = _in_float32(model, tokens, rows)
+    reference = one_by_one(model, tokens, rows) if exact is None else exact
     effect = matmul_effect(precision, model.device)
     largest = float(np.abs(reference).max())
     allowed = tolerance(effect) * largest
-    own = _stock(model, tokens, rows, precision)
+    own = None if exact is None else _stock(model, tokens, rows, precision)
     own_allowed = math.inf if own is None else allowed_of_own(own, reference, effect)
     refusals: list[Refusal] = []
     offered = candidates(model, tokenizer, precision, trims)
@@ -128,6 +131,17 @@ def checked_strategy(
         )
         refusals.append(Refusal(name, "differs", text))
     raise ValueError("; ".join(refusal.text for refusal in refusals))
+
+
+def _in_float32(model: Any, tokens: Tokens, rows: Sequence[int]) -> np.ndarray | None:
+    """Return the logits of the stock forward in float32, text by text; None where memory does not hold the copy."""
+    try:
+        return one_by_one(in_dtype(model, torch.float32), tokens, rows)
+    except RuntimeError as error:
+        if not is_out_of_memory(error) or next(model.parameters()).dtype == torch.float32:
+            raise
+    release_memory(model.device)  # outside the except block: its traceback holds the tensors
+    return None
 
 
 def _stock(model: Any, tokens: Tokens, rows: Sequence[int], precision: Precision) -> np.ndarray | None:

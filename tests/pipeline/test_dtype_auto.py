@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from boundby import device as devices
+from boundby.inference import selfcheck
 from tests import evaluation_workplace as workplace
 from tests.gpu_double import H100, T4, plugged_in
 from tests.report_reading import pod, section, text
@@ -72,6 +73,7 @@ def test_the_own_dtype_is_what_the_configuration_says_or_most_weights_have(tmp_p
 
 def test_all_parts_of_divided_weights_count(tmp_path):
     folder = saved(tmp_path, dtype=None)
+    (folder / "model.safetensors").unlink()  # which would be taken without a look at an index
     for name, size, dtype in (("a", 10**5, torch.float16), ("b", 10, torch.bfloat16)):
         save_file({name: torch.zeros(size, dtype=dtype)}, folder / f"{name}.safetensors", {"format": "pt"})
     index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
@@ -222,8 +224,12 @@ def test_card_and_report_say_that_the_dtype_was_left_to_the_program(read):
     data = pod(read)
     data.document["model"] |= {"dtype_setting": "auto", "dtype_reason": "the checkpoint's own, by dtype of its config"}
     assert "float32 (auto)" in text(data)
+    data.document["model"]["dtype"] = "bfloat16"
+    data.document["agreement"] |= {"rows": 64, "share": 63 / 64, "against": "float32"}
+    differ = "predictions, batched in bfloat16 and one by one in float32, differ in 1.6 % of 64 texts"
+    assert differ in " ".join(text(data).split())
     said = section(data, "What was measured on what, and how")
-    assert "Dtype: float32 by model.dtype=auto: the checkpoint's own, by dtype of its config" in said
+    assert "Dtype: bfloat16 by model.dtype=auto: the checkpoint's own, by dtype of its config" in said
 
 
 @pytest.mark.parametrize(
@@ -253,6 +259,31 @@ def test_a_card_is_swept_and_evaluated_in_what_it_multiplies_in(card, dtype, dou
     assert said == (
         [] if doubt is None else [f"model.dtype=auto holds the model in float32: {doubt}, slower than that"]
     )
+
+
+def test_a_model_that_fits_in_its_own_dtype_alone_is_evaluated_in_it_and_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(baseline, "find_limits", lambda *arguments: None)
+    monkeypatch.setattr(models, "free_bytes", lambda device: 1000)
+    settings = workplace.prepare(tmp_path, workplace.texts(10), saved(tmp_path / "model"), *workplace.QUICK)
+    in_dtype = selfcheck.in_dtype
+
+    def without_room(model: Any, dtype: torch.dtype) -> Any:
+        if dtype == torch.float32 and next(model.parameters()).dtype != dtype:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return in_dtype(model, dtype)
+
+    monkeypatch.setattr(selfcheck, "in_dtype", without_room)
+    with plugged_in(H100):
+        assert importlib.import_module("scripts.02_baseline_inference").main([*settings, "model.device=cuda"]) == 0
+    document = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())
+    full = document["full_dataset_metrics"]
+    assert (full["dtype"], full["strategy"], full["exactness"]) == (
+        "bfloat16",
+        "packed, variable-length attention",
+        None,
+    )
+    said = "labels in bfloat16 were not held against float32, for which there is no memory beside it"
+    assert full["labels_doubt"] == said and said in document["doubts"]
 
 
 def test_a_dtype_that_a_card_emulates_is_said_to_be_where_it_is_asked_for(tmp_path):

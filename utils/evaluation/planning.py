@@ -25,7 +25,7 @@ from utils.evaluation.engines import Shelf
 from utils.evaluation.plan import BATCHING, Budget, Choices, Compilation, Identity, Places, Plan, Reasons
 from utils.evaluation.tuning import Known
 from utils.model_source import ModelSource, hashes, model_files, weight_files
-from utils.models import LoadedModel, effective_max_length
+from utils.models import LoadedModel, effective_max_length, has_room_for_float32
 
 SAMPLE_SEED = 0
 # Rows per shard, which is what a kill costs at most. It depends on nothing but the device: workers come and go.
@@ -278,7 +278,11 @@ def _held_against_float32(
     float32 are those of batches with near ties one text at a time: a sample that goes through a GPU text by text waits
     for its launches.
     """
-    own, exact = predictor.options.precision, predictor.exact
+    own = predictor.options.precision
+    if not has_room_for_float32(loaded):
+        doubt = f"labels in {own} were not held against float32, for which there is no memory beside it"
+        return replace(_unmeasured(predictor.options, doubt), labels_doubt=doubt)
+    exact = predictor.exact
     measured = _sample_of(wanted, sample, check_texts)
     measured = replace(measured, reference=exact.predict(sample.texts).logits)
     rule = rule_of("fastest", wanted.min_agreement)

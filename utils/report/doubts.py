@@ -83,7 +83,10 @@ def _agreement(data: ReportData) -> list[str]:
     if not agreement or agreement["share"] == 1:
         return []
     share, rows = agreement["share"], agreement["rows"]
-    return [f"batched and one-by-one predictions differ in {100 * (1 - share):.1f} % of {rows} texts"]
+    own, against = data.document["model"].get("dtype"), agreement.get("against")
+    held = f", batched in {own} and one by one in {against}," if against not in (None, own) else ""
+    said = f"predictions{held} differ" if held else "batched and one-by-one predictions differ"
+    return [f"{said} in {100 * (1 - share):.1f} % of {rows} texts"]
 
 
 def _rows(data: ReportData) -> list[str]:
