@@ -244,6 +244,7 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
         watch=watch,
         release=extras.release,
         told=extras.told,
+        threads=threads,
     )
     return verdict_on(
         forward,

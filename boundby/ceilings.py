@@ -19,6 +19,7 @@ import torch
 
 from boundby import environment, files
 from boundby.device import (
+    busy_threads,
     describe,
     device_queue,
     float32_precision,
@@ -238,10 +239,9 @@ def measure(
         else:
             memory = [bench.memory(level, size) for level, size in _device_sizes(device)]
         products += bench.other_precisions() if "float32" in wanted else []
-    threads = torch.get_num_threads() if is_host(device) else 1
     events = functools.reduce(operator.or_, (each.clock_event_reasons or 0 for each in products))
     conditions = replace(watch.stop(), gpu_clock_event_reasons=events)
-    seen = "; ".join(disturbance.text for disturbance in conditions.disturbances(threads))
+    seen = "; ".join(disturbance.text for disturbance in conditions.disturbances(busy_threads(device)))
     return Ceilings(
         device=describe(device),
         compute=tuple(

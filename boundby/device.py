@@ -16,6 +16,7 @@ from boundby.sampler import AmdSource, NoSource, Source, nvml_source
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 HEAP_BLOCK_BYTES = 32 * 2**20 - 65536  # the largest that glibc learns from, and room for its own header
 ASSUMED_GPU_CACHE_BYTES = 40 * 2**20
+LEAST_FLOAT16_MAJOR = 7  # of the compute capability: before Volta float16 is stored, and multiplied as float32
 # Texts of errors, in lower case, that mean memory and carry no type of their own. "NOT_SUPPORTED" from cuDNN is not
 # among them: it also stands for shapes that no kernel takes.
 OUT_OF_MEMORY_TEXTS = (
@@ -83,12 +84,31 @@ def host_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def busy_threads(device: torch.device) -> int:
+    """Return how many threads of the host work on this device keeps busy: one issues it to a GPU."""
+    return torch.get_num_threads() if is_host(device) else 1
+
+
 def has_bfloat16_products(device: torch.device) -> bool:
     """Tell whether the device multiplies in bfloat16, rather than emulating it slower than float32 (T4, V100)."""
     if is_gpu(device):
         with made_current(device):  # which is the one that torch asks
             return bool(runtime(device).is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def has_float16_products(device: torch.device) -> bool:
+    """Tell whether the device multiplies in float16 faster than in float32: GPUs from Volta on, a few CPUs."""
+    if is_gpu(device):
+        return bool(runtime(device).get_device_properties(device).major >= LEAST_FLOAT16_MAJOR)
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(known.get("avx512_fp16") or known.get("amx_fp16"))
+
+
+def multiplies_in(device: torch.device, dtype: str) -> bool:
+    """Tell whether the device has products of this dtype, rather than emulating them slower than those of float32."""
+    known = {"bfloat16": has_bfloat16_products, "float16": has_float16_products}
+    return known[dtype](device) if dtype in known else True
 
 
 def has_int8_products(device: torch.device) -> bool:

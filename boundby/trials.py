@@ -89,12 +89,14 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
     watch: Watch | None = None,
     release: Callable[[], object] = lambda: None,
     told: Callable[[str, float], object] = lambda text, left_s: None,
+    threads: int | None = None,
 ) -> Tried:
     """Return the trials of what fits into `budget_s`, in the order of the candidates.
 
     The seconds that are left are shared by the candidates that are left. `gains` are what was predicted. A trial that
-    something disturbed is made once more where there is time. `release` is called after each, to give memory back,
-    and `told` before each with its fix and the seconds left.
+    something disturbed is made once more where there is time; `threads` of the host are the work's own, None: all of
+    torch's. `release` is called after each, to give memory back, and `told` before each with its fix and the seconds
+    left.
     """
     deadline = timer.clock() + budget_s
     once = _warm(work, timer)
@@ -112,7 +114,7 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
             continue
         slot_s = left / (len(candidates) - place)
         try:
-            trial, seen = _trial(work, candidate, timer, slot_s, watch)
+            trial, seen = _trial(work, candidate, timer, slot_s, watch, threads or torch.get_num_threads())
         except Exception as error:  # a forward, and torch in another setting, may raise anything
             untried.append(remark(candidate.fix, error))
             if isinstance(error, CaptureLeftoverError):
@@ -137,8 +139,8 @@ def _with_prediction(trial: Trial, gains: Sequence[Gain]) -> Trial:
     return msgspec.structs.replace(trial, predicted=gain.predicted, at_most=gain.at_most) if gain else trial
 
 
-def _trial(
-    work: Work, candidate: Candidate, timer: Timer, slot_s: float, watch: Watch | None
+def _trial(  # noqa: PLR0913, PLR0917  (of one caller, above)
+    work: Work, candidate: Candidate, timer: Timer, slot_s: float, watch: Watch | None, threads: int
 ) -> tuple[Trial, str | None]:
     """Return the trial, and what disturbed it; a disturbed one is made again where there is time."""
     start = timer.clock()
@@ -152,7 +154,7 @@ def _trial(
             if watch is not None:
                 watch.start()
             pairs = _pairs(candidate.base or work, made.work, candidate.setting, timer, calls, left)
-            seen = watch.stop().disturbances(torch.get_num_threads()) if watch is not None else ()
+            seen = watch.stop().disturbances(threads) if watch is not None else ()
             disturbed = "; ".join(each.text for each in seen if each.is_passing) or None
             if not disturbed or timer.clock() - start >= slot_s:
                 break

@@ -24,7 +24,7 @@ def main(run: cli.Run) -> int:
         return cli.DONE
 
     from boundby.device import pick_device
-    from utils import data, models, tracing
+    from utils import data, models, steps, tracing
     from utils.layers import profiling as layers
 
     source = models.locate(config.model, run.layout.dataset.parent)
@@ -32,7 +32,9 @@ def main(run: cli.Run) -> int:
     rows = data.load_texts(run.layout, sha256=receipt.dataset.sha256)
     device = pick_device(config.model.device)
     models.use_matmul_precision(config.model.matmul_precision)
-    loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)
+    dtype = steps.measured_dtype(config, run.layout) or config.model.dtype
+    loaded = models.load(source, device, dtype, trust_remote_code=run.args.trust_remote_code)
+    run.resolved["model.dtype"] = loaded.dtype
     max_length, _ = models.effective_max_length(loaded, config.profiling.max_length)
 
     batch = tracing.reference(run, loaded, rows, max_length)

@@ -42,11 +42,12 @@ def main(run: cli.Run) -> int:
             run.say(f"kept: {run.layout.evaluation} has a plan for just this; --anew makes another")
             run.give(lambda: {"action": "plan", "status": "kept", "folder": str(run.layout.evaluation)})
             return cli.DONE
-        trusted = run.args.trust_remote_code
-        loaded = models.load(source, run.config.model.device, run.config.model.dtype, trust_remote_code=trusted)
         texts = models.agreement_texts(data.load_texts(run.layout).texts)
-        agreement = models.agreement(loaded, texts, models.effective_max_length(loaded, wanted.max_length)[0])
-        agreement.require(run.config.evaluation.min_agreement)
+        device, limits = run.config.model.device, (wanted.max_length, wanted.min_agreement)
+        trusted = run.args.trust_remote_code
+        loaded, _ = models.load_agreeing(source, device, wanted.dtype, texts, limits, trust_remote_code=trusted)
+        if loaded.choice.doubt:
+            run.note(f"doubt: {loaded.choice.doubt}")
         made = evaluation.plan(run, loaded, wanted)
         run.say(f"planned: {evaluation.described(made)}")
         run.give(lambda: {"action": "plan", "status": "planned", **evaluation.told(run, made)})

@@ -215,9 +215,9 @@ def _taken(read: Callable[[], object]) -> bool:
 
 GOOD: dict[str, list[Any]] = {
     "model.name": ["org/name", "name"],
-    "model.dtype": ["float32", "bfloat16", "float16"],
+    "model.dtype": ["auto", "float32", "bfloat16", "float16"],
     "model.device": ["auto", "cpu", "cuda", "cuda:3"],
-    "profiling.batch_sizes": [[1], [1, 2, 64], [2**20]],
+    "profiling.batch_sizes": [[1], [1, 2, 64], [2**20], None],
     "profiling.max_length": [2, 512],
     "profiling.ci_half_width": [None, 0.01, 0.99],
     "profiling.max_seconds_per_batch_size": [0.5, 15],
@@ -238,7 +238,7 @@ BAD: dict[str, list[Any]] = {
     "model.name": ["", 3, None, ["a"], "a\0b"],
     "model.dtype": ["int8", None, 32],
     "model.device": ["tpu", "cuda:", "cuda:-1", "", 0],
-    "profiling.batch_sizes": [[], [0], [-1], ["x"], [1, 1], 8, None, [1.5], [10**400], [[1]]],
+    "profiling.batch_sizes": [[], [0], [-1], ["x"], [1, 1], 8, [1.5], [10**400], [[1]]],
     "profiling.max_length": [1, 0, -5, "x", None, 10**400],
     "profiling.ci_half_width": [0, 1, -0.1, math.inf, math.nan, "x"],
     "profiling.max_seconds_per_batch_size": [0, -1, math.inf, math.nan, None, "x"],

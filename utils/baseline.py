@@ -21,11 +21,13 @@ from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
 from utils.columns import Finding
+from utils.config import AUTO
 from utils.credentials import removed
 from utils.data import DataReceipt, Rows
 from utils.document import Agreement, Device, Document, FullDataset, MachineState, Model, Row
 from utils.errors import PipelineError
 from utils.evaluation.run import evaluate
+from utils.evaluation.tuning import Known
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
 from utils.optimal import MEASURED, judge, optimal
@@ -62,10 +64,11 @@ class Sweep:
 
 @dataclass
 class Result:
-    """What step 02 has found so far; `sweeps` by dtype, the model's own first."""
+    """What step 02 has found so far; `sweeps` by dtype, the model's own first, which `dtype` is once it is loaded."""
 
     run: Run
     receipt: DataReceipt
+    dtype: str | None = None
     model: Model = field(default_factory=Model)
     device: Device = field(default_factory=Device)
     agreement: Agreement | None = None
@@ -82,6 +85,11 @@ class Result:
     def rows(self) -> list[Row]:
         """The rows of all dtypes."""
         return [row for sweep in self.sweeps.values() for row in sweep.rows]
+
+    @property
+    def own_sweep(self) -> Sweep | None:
+        """The sweep in the model's own dtype."""
+        return self.sweeps.get(self.dtype) if self.dtype else None
 
     @property
     def failed_points(self) -> int:
@@ -106,7 +114,7 @@ class Result:
     def document(self, complete: bool, rows: Sequence[Row]) -> Document:
         """Return the content of the metrics file."""
         config = self.run.config
-        first = [row for row in rows if row["dtype"] == config.model.dtype]
+        first = [row for row in rows if row["dtype"] == self.dtype]
         best = optimal(first, config.targets)
         chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
         limits = self.ceilings.as_dict() if self.ceilings else None
@@ -137,9 +145,7 @@ class Result:
             "optimal": best,
             "full_dataset_metrics": full,
             "full_dataset_reason": None if self.full else self._why_not_evaluated(),
-            "memory": memory.forecast(
-                sweep.visits if (sweep := self.sweeps.get(config.model.dtype)) else (), self.demands
-            ),
+            "memory": memory.forecast(self.own_sweep.visits if self.own_sweep else (), self.demands),
             "targets": judge(config.targets, chosen, self.full),
             "doubts": list(dict.fromkeys([*self.receipt.doubts, *self.doubts])),
         }
@@ -153,7 +159,7 @@ class Result:
     def _why_not_evaluated(self) -> str:
         if not self.run.config.evaluation.enabled:
             return "evaluation.enabled is false"
-        sweep = self.sweeps.get(self.run.config.model.dtype)
+        sweep = self.own_sweep
         return (
             "no batch size could be measured" if sweep and sweep.rows and not sweep.is_measured else "not reached yet"
         )
@@ -166,10 +172,9 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
     """
     result = Result(run, receipt)
     waiting = steps.sweep_dtypes(run.config)
-    own = waiting[0]
     while waiting:
         loaded = _load(result, source, waiting, rows)
-        waiting = waiting[len(loaded) :]
+        waiting = [dtype for dtype in waiting[1:] if dtype not in {each.dtype for each in loaded}]
         run.say("PROFILING MULTIPLE BATCH SIZES")
         subject = _sweep(result, loaded, rows)
         while loaded:  # the model's own dtype is the last one in memory, where the evaluation has it for itself
@@ -179,9 +184,9 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
                 continue
             _leave_alone(model, loaded)
             find_limits(result, model, *subject)
-            if run.config.evaluation.enabled and model.dtype == own:
+            if run.config.evaluation.enabled and model.dtype == result.dtype:
                 run.say("FULL DATASET EVALUATION")
-                result.full = evaluate(run, model, receipt)
+                result.full = evaluate(run, model, receipt, _known(result))
                 run.say("\n".join(console_evaluation(result.full, run.config.model.task)))
     data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
     _require_a_measurement(result.rows)
@@ -189,17 +194,29 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
     return result
 
 
+def _known(result: Result) -> Known:
+    """Return what planning the evaluation rests on: the limits of the machine, and what a trial of compiling gained."""
+    findings = result.own_sweep.findings.values() if result.own_sweep else ()
+    trials = [trial for finding in findings for trial in finding.verdict.trials if trial.fix.kind == "fuse_operators"]
+    return Known(lambda: result.ceilings, trials[0].measured if trials else None)
+
+
 def _load(result: Result, source: ModelSource, dtypes: Sequence[str], rows: Rows) -> list[LoadedModel]:
     """Return the model in all of these dtypes, or in the first alone where memory may not hold them all."""
     run, loaded = result.run, list[LoadedModel]()
     device = pick_device(run.config.model.device)
     for dtype in dtypes:
+        if dtype in {each.dtype for each in loaded}:
+            continue  # what auto is
         if loaded and not _has_room(loaded[0], dtypes[1:]):
             text = "dtypes were measured one after another, since memory may not hold the model in all of them"
             result.doubts += [str(Doubt("disturbed", f"{text}: a change of load in between looks like their doing"))]
             return loaded
-        loaded.append(models.load(source, device, dtype, trust_remote_code=run.args.trust_remote_code))
-        _check(result, loaded[-1], rows)
+        limits = run.config.profiling.max_length, run.config.evaluation.min_agreement
+        trusted, texts = run.args.trust_remote_code, models.agreement_texts(rows.texts)
+        checked = models.load_agreeing(source, device, dtype, texts, limits, trust_remote_code=trusted)
+        _note(result, *checked)
+        loaded.append(checked[0])
     return loaded
 
 
@@ -219,17 +236,21 @@ def _has_room(loaded: LoadedModel, dtypes: Sequence[str]) -> bool:
     return bool(wanted <= SHARED_MEMORY * free_bytes(loaded.device))
 
 
-def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
-    """Note what is measured and the longest input; raise where batched and single predictions do not agree."""
-    run, source = result.run, loaded.source
+def _note(result: Result, loaded: LoadedModel, agreement: Any) -> None:
+    """Note what is measured and the longest input, and how batched and single predictions agree."""
+    run, source, choice = result.run, loaded.source, loaded.choice
     result.max_length, doubt = models.effective_max_length(loaded, run.config.profiling.max_length)
     result.doubts += [doubt] if doubt else []
     summary = models.summarize(loaded)
     run.say("\n".join(summary.lines()))
-    agreement = models.agreement(loaded, models.agreement_texts(rows.texts), result.max_length)
-    agreement.require(run.config.evaluation.min_agreement)
+    if choice and choice.doubt:
+        result.doubts += [choice.doubt]
+        run.note(f"doubt: {choice.doubt}")
+    elif choice and choice.reason:
+        run.note(f"model.dtype={choice.setting}: {choice.dtype}, {choice.reason}")
     if result.model:
         return  # the model's own dtype comes first
+    result.dtype = run.resolved["model.dtype"] = loaded.dtype
     result.model = {
         "name": source.name,
         "origin": source.origin,
@@ -237,6 +258,8 @@ def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
         "revision": source.revision,
         "fingerprint": source.fingerprint,
         **summary.as_dict(),
+        "dtype_setting": run.config.model.dtype,
+        "dtype_reason": choice.reason if choice else None,
         "load_time_s": loaded.load_time_s,
     }
     result.device = describe(loaded.device)
@@ -245,7 +268,8 @@ def _check(result: Result, loaded: LoadedModel, rows: Rows) -> None:
         result.device |= {"uuid": uuid, "visible_gpus": visible}
         if visible > 1:
             run.note(f"the sweep uses one of {visible} GPUs, {loaded.device} ({uuid}); the others are left out of it")
-    result.agreement = agreement.as_dict()
+    is_held = run.config.model.dtype == AUTO and loaded.dtype != "float32" and not (choice and choice.doubt)
+    result.agreement = {**agreement.as_dict(), "against": "float32" if is_held else loaded.dtype}
 
 
 def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[Selection, Timer]:
@@ -256,8 +280,9 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
     run, config, device = result.run, result.run.config.profiling, loaded[0].device
     assert result.max_length is not None  # noted with the model
     selection = Selection.of(rows.texts, loaded[0].tokenizer, result.max_length, device)
+    sizes = steps.sweep_sizes(run.config, is_on_gpu=is_gpu(device))
     settings = Settings(
-        config.batch_sizes,
+        sizes,
         config.num_measurement_runs,
         config.num_warmup_runs,
         config.ci_half_width,
@@ -269,10 +294,10 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         finished = [visit for visit in kept if visit.status != "failed"]
         if finished:
             run.note(f"{dtype}: {len(finished)} finished visits are kept")
-        result.sweeps[dtype] = Sweep(config.batch_sizes, half_width, finished)
+        result.sweeps[dtype] = Sweep(sizes, half_width, finished)
     kept = [visit for each in loaded for visit in result.sweeps[each.dtype].visits]
     named = ", ".join(each.dtype for each in loaded)
-    rule, points = settings.rule(device), [(size, each.dtype) for size in config.batch_sizes for each in loaded]
+    rule, points = settings.rule(device), [(size, each.dtype) for size in sizes for each in loaded]
     with Sampler(instruments.source(device)) as sampler, run.progress(None, f"sweep {named}") as progress:
         before = len(kept)
 
@@ -291,7 +316,7 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         # Before anything is computed: a GPU that has just been under load takes more watts when idle.
         result.energy = result.energy or instruments.energy(device, profilers[0].timer)
         take_turns(profilers, selection, settings, finished=kept, on_visit=commit)
-    if loaded[0].dtype == run.config.model.dtype:
+    if loaded[0].dtype == result.dtype:
         measured = [row["batch_size"] for row in result.sweeps[loaded[0].dtype].rows if row["status"] in MEASURED]
         result.demands = memory.demands(loaded[0].model, selection, measured)
     result.save()
@@ -303,7 +328,9 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
     run, sweep = result.run, result.sweeps[loaded.dtype]
     replay_s = diagnosis.BUDGET_S
     if result.ceilings is None:
-        wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(loaded.device), *steps.sweep_dtypes(run.config)]))
+        wanted = tuple(
+            dict.fromkeys([*ceilings.usual_dtypes(loaded.device), *steps.sweep_dtypes(run.config, result.dtype)])
+        )
         with run.progress(None, "limits of this machine"):
             result.ceilings, path, is_new = ceilings.cached(run.layout.ceilings, loaded.device, wanted)
         run.note(
@@ -326,7 +353,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         watch=instruments.watch(loaded.device),
         has_labels=tasks.of(run.config.model.task).HAS_PREDICTED_LABELS,
     )
-    chosen = optimal(sweep.rows, run.config.targets)["batch_size"] if loaded.dtype == run.config.model.dtype else None
+    chosen = optimal(sweep.rows, run.config.targets)["batch_size"] if loaded.dtype == result.dtype else None
     if chosen is not None:
         run.note(f"batch size {chosen} is replayed and fixes are tried on it; of the others the limits are told")
     measured = sum(row["status"] in MEASURED for row in sweep.rows)

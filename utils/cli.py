@@ -96,6 +96,7 @@ class Run(msgspec.Struct):
     args: argparse.Namespace
     console: Console
     resuming: bool = False
+    resolved: dict[str, str] = {}  # what settings that leave the choice to the program came to
 
     def say(self, text: str) -> None:
         """Show a result on stdout."""
@@ -360,6 +361,7 @@ def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
             "exit_code": code,
             "started": started,
             "seconds": round(time.monotonic() - clock, 3),
+            "resolved": run.resolved,
         }
         if code in (DONE, INCOMPLETE):
             steps.finish(number, run.layout, parts, **facts)

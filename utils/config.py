@@ -49,6 +49,7 @@ Name = Annotated[str, StringConstraints(min_length=1)]
 # The shell leaves `~` alone in `model.name=~/x`.
 LocalOrHub = Annotated[Name, AfterValidator(lambda name: str(Path(name).expanduser()) if name[0] == "~" else name)]
 Dtype = Literal["float32", "bfloat16", "float16"]
+AUTO = "auto"  # of a dtype: the checkpoint's own, where the device multiplies in it
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 # YAML reads a bare on or off as a truth value.
@@ -77,7 +78,7 @@ class Model(Section):
     revision: Name | None = None
     task: Literal[tasks.NAMES] = tasks.DEFAULT  # type: ignore[valid-type]
     device: Device = "auto"
-    dtype: Dtype = "float32"
+    dtype: Literal["auto", Dtype] = "auto"
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
 
 
@@ -117,7 +118,7 @@ class Dataset(Section):
 class Profiling(Section):
     """The batch-size sweep."""
 
-    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] = [1, 4, 8, 16, 32, 64]
+    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
     num_warmup_runs: PositiveInt = 3
     num_measurement_runs: PositiveInt = 10
     max_length: Annotated[int, Field(ge=2)] = 512

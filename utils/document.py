@@ -134,6 +134,7 @@ class FullDataset(TypedDict):
     compile: bool
     exactness: NotRequired[Exactness | None]
     exactness_reason: str | None
+    labels_doubt: NotRequired[str | None]
     gpu_mem_used: float | None
     gpu_mem_used_mb: float | None
     gpu_mem_used_reason: str | None
@@ -158,6 +159,8 @@ class Model(TypedDict, total=False):
     parameters_trainable: int
     size_mb: float
     dtype: str
+    dtype_setting: str
+    dtype_reason: str | None
     num_labels: int | None
     max_positions: int | None
     load_time_s: float
@@ -212,6 +215,7 @@ class Agreement(TypedDict, total=False):
     share: Required[float]
     max_abs_logit_difference: float
     lowest_margin: float
+    against: str
 
 
 class MachineState(TypedDict, total=False):

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from boundby import environment
 from utils import steps
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run, command
-from utils.config import QUICKSTART, Config
+from utils.config import AUTO, QUICKSTART, Config
 from utils.document import Document, OtherVersion, read_document
 from utils.memory import told
 from utils.quickstart import cache
@@ -106,8 +107,11 @@ def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | 
     if earlier and earlier.seconds is not None and earlier.parts.config == steps.settings_of(number, config):
         return earlier.seconds, None
     if number == "02":
-        sizes, most_s = len(config.profiling.batch_sizes), config.profiling.max_seconds_per_batch_size
-        dtypes = len(steps.sweep_dtypes(config))
+        is_on_gpu = config.model.device != "cpu" and bool(environment.machine()["gpus"])
+        sizes = len(steps.sweep_sizes(config, is_on_gpu=is_on_gpu))
+        most_s = config.profiling.max_seconds_per_batch_size
+        listed = config.profiling.dtypes or [config.model.dtype]  # auto is one of those that are listed, as a rule
+        dtypes = len(listed if config.model.dtype == AUTO else steps.sweep_dtypes(config))
         swept_s = dtypes * sizes * SWEEP_SHARE * most_s
         limits_s = CEILINGS_S + dtypes * sizes * COUNTING_S + REPLAY_S + most_s  # the own dtype's chosen size in full
         budget = LOADING_S + swept_s + limits_s

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # torch, which `told` does without
     from utils.selection import Selection
 
 GB = 1e9
-USUAL_GB = (8, 16, 24)
+USUAL_GB = (8, 16, 24, 48, 80, 141)
 NOT_COUNTED = "what a batch holds was not counted"
 
 

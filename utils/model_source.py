@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from boundby import files
+from boundby.formatting import first_line
 from utils import contents, hub, tasks
 from utils.config import QUICKSTART, Model
 from utils.errors import EnvironmentLacksError, InputError
@@ -35,6 +38,7 @@ READ = (
 )  # fmt: skip
 ADAPTER = "adapter_config.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.ckpt", "*.msgpack")
+STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors calls them
 SHA256 = re.compile(r"[0-9a-f]{64}")
 POINTER_START = b"version https://git-lfs"
 
@@ -193,6 +197,41 @@ def hashed_alone(folder: Path) -> Iterator[Path]:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
         yield shown
+
+
+def own_dtype(folder: Path) -> tuple[str | None, str]:
+    """Return the dtype of the checkpoint in `folder` and what says so: its configuration, else most of its weights.
+
+    None where its weights are no floating-point numbers. Raises InputError for weights that cannot be read.
+    """
+    config = _read_config(folder)
+    for key in ("dtype", "torch_dtype"):
+        stated = config.get(key)
+        if isinstance(stated, str) and stated != "auto":
+            return stated.removeprefix("torch."), f"{key} of its {CONFIG}"
+    counted = Counter[str]()
+    for path in weight_files(folder):
+        if path.suffix == ".safetensors":
+            counted += _stored(path)
+    most = counted.most_common(1)
+    return (STORED.get(most[0][0], most[0][0]) if most else None), "most of its weights"
+
+
+def _stored(path: Path) -> Counter[str]:
+    """Return how many floating-point numbers of each dtype a file of weights holds, by its header."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            tensors = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118  (it is no mapping)
+            sizes = [(each.get_dtype(), math.prod(each.get_shape())) for each in tensors]
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: cannot be read as safetensors weights: {first_line(error)}") from None
+    counted = Counter[str]()
+    for dtype, size in sizes:
+        if "F" in dtype:  # F64, F32, F16, BF16, F8_…: all others are integers
+            counted[dtype] += size
+    return counted
 
 
 def _weights(folder: Path) -> set[str]:

@@ -4,7 +4,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,14 @@ from boundby import device as devices
 from boundby.device import is_gpu
 from boundby.formatting import first_line
 from boundby.inference import Tokens, batches_in_order, collate, forward, rotary_of, tokenize
+from boundby.inference.fixes import SPARE_MEMORY
+from boundby.inference.reference import in_dtype
+from boundby.memory import free_bytes
+from boundby.stats import wilson_interval
 from utils import tasks
-from utils.config import Model
+from utils.config import AUTO, Model
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
-from utils.model_source import ModelSource, check_code, fetch, hashed_alone, locate
+from utils.model_source import ModelSource, check_code, fetch, hashed_alone, locate, own_dtype
 
 __all__ = ["ModelSource", "fetch", "locate"]  # what finds a model, beside what loads it
 
@@ -39,6 +43,46 @@ CONSTANT = ("BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64")  # without I
 
 
 @dataclass(frozen=True)
+class DtypeChoice:
+    """The dtype that a model is held in, by a setting of model.dtype; `reason` says why where that is auto."""
+
+    dtype: str
+    setting: str
+    reason: str | None = None
+    doubt: str | None = None
+
+    def in_float32(self, because: str) -> "DtypeChoice":
+        """Return the choice of float32 instead, with a doubt that says why."""
+        doubt = f"model.dtype=auto holds the model in float32: {because}"
+        return DtypeChoice("float32", self.setting, because, doubt)
+
+
+def choose_dtype(setting: str, folder: Path, device: torch.device) -> DtypeChoice:
+    """Return the dtype in which `setting` has the checkpoint in `folder` held on this device.
+
+    auto is the checkpoint's own where the device multiplies in it, else float32, which holds every number of the others
+    and does not overflow. Raises InputError for a checkpoint that cannot be read.
+    """
+    if setting != AUTO:
+        has = devices.multiplies_in(device, setting)
+        slow = f"model.dtype={setting} is emulated by {_named(device)}, slower than float32; auto takes float32 there"
+        return DtypeChoice(setting, setting, doubt=None if has else slow)
+    own, by = own_dtype(folder)
+    choice = DtypeChoice(own or "", setting, f"the checkpoint's own, by {by}")
+    if own not in DTYPES:
+        return choice.in_float32(f"by {by} the checkpoint is in {own or 'no floating-point numbers'}")
+    if not devices.multiplies_in(device, own):
+        return choice.in_float32(
+            f"the checkpoint's own {own}, by {by}, is emulated by {_named(device)}, slower than that"
+        )
+    return choice
+
+
+def _named(device: torch.device) -> str:
+    return str(devices.describe(device).get("name") or "this CPU")
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A classifier in eval mode on its device, with the seconds from reading its files to being ready there."""
 
@@ -48,6 +92,7 @@ class LoadedModel:
     device: torch.device
     dtype: str
     load_time_s: float
+    choice: DtypeChoice | None = None
 
 
 def load_model_and_tokenizer(
@@ -73,26 +118,92 @@ def load(
     trust_remote_code: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoadedModel:
-    """Return the model of `source` in `dtype` on `device`, with its tokenizer. Reads local files only."""
+    """Return the model of `source` in `dtype`, or as `choose_dtype` reads auto, on `device`, with its tokenizer.
+
+    Reads local files only.
+    """
     target = _device(device)
     if is_gpu(target):
         devices.runtime(target).set_device(target)  # streams, events and graphs belong to the current GPU
+    choice = choose_dtype(dtype, source.path, target)
     started = clock()
     tokenizer = load_tokenizer(source, trust_remote_code)
-    model = _load_weights(source, target, dtype, trust_remote_code)
+    model = _load_weights(source, target, choice.dtype, trust_remote_code)
     _agree_on_padding(model, tokenizer, source.name)
     devices.synchronizer(target)()
-    return LoadedModel(model, tokenizer, source, target, dtype, clock() - started)
+    return LoadedModel(model, tokenizer, source, target, choice.dtype, clock() - started, choice)
 
 
-def agreement(loaded: LoadedModel, texts: Sequence[str], max_length: int) -> Any:
+def load_agreeing(
+    source: ModelSource,
+    device: str | torch.device,
+    dtype: str,
+    texts: Sequence[str],
+    limits: tuple[int, float],
+    *,
+    trust_remote_code: bool = False,
+) -> tuple[LoadedModel, Any]:
+    """Return the model in `dtype`, and how far its batches give these texts what each gets alone.
+
+    `limits` are the tokens to cut texts to and the least share that must agree. A half precision that auto has chosen
+    is held against float32 alone: where surely fewer agree, or it gives what is no number, float32 takes its place.
+    Raises InputError where too few agree.
+    """
+    loaded = load(source, device, dtype, trust_remote_code=trust_remote_code)
+    max_length, least = effective_max_length(loaded, limits[0])[0], limits[1]
+    choice = loaded.choice
+    if choice and choice.setting == AUTO and choice.dtype != "float32":
+        if not has_room_for_float32(loaded):
+            doubt = f"labels in {choice.dtype} were not held against float32, for which there is no memory beside it"
+            loaded = replace(loaded, choice=replace(choice, doubt=doubt))
+        else:
+            agreed, why_not = _agreement_with_float32(loaded, texts, max_length, least)
+            if why_not is None:
+                return loaded, agreed
+            del loaded  # the weights, before others take their room
+            devices.release_memory(_device(device))
+            loaded = load(source, device, "float32", trust_remote_code=trust_remote_code)
+            loaded = replace(loaded, choice=choice.in_float32(why_not))
+    agreed = agreement(loaded, texts, max_length)
+    agreed.require(least)
+    return loaded, agreed
+
+
+def has_room_for_float32(loaded: LoadedModel) -> bool:
+    """Tell whether a copy of the model in float32 takes no more than half of the memory that is free."""
+    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
+    return bool(weights * torch.float32.itemsize <= SPARE_MEMORY * free_bytes(loaded.device))
+
+
+def _agreement_with_float32(
+    loaded: LoadedModel, texts: Sequence[str], max_length: int, least: float
+) -> tuple[Any, str | None]:
+    """Return how batches agree with float32 one text at a time, and why float32 has to be taken, None where not.
+
+    Some dozens of texts may have a near tie that stands for few of all: what is sure counts, and the evaluation holds
+    more of them against float32.
+    """
+    try:
+        agreed = agreement(loaded, texts, max_length, replace(loaded, model=in_dtype(loaded.model, torch.float32)))
+    except InputError:
+        return None, f"{loaded.dtype} gives NaN or infinity"
+    same = round(agreed.share * agreed.rows)
+    if wilson_interval(same, agreed.rows)[1] >= least:
+        return agreed, None
+    return agreed, (
+        f"in {loaded.dtype} {same} of {agreed.rows} texts get what they get in float32, and evaluation.min_agreement "
+        f"asks for {least:.1%}"
+    )
+
+
+def agreement(loaded: LoadedModel, texts: Sequence[str], max_length: int, by_one: LoadedModel | None = None) -> Any:
     """Return how far padded batches of 16 texts of mixed lengths, in the order given, give each what it gets alone.
 
-    Padding, masks and precision must not change it. Batches are halved where memory is too short. Raises InputError
-    where the model gives what is no number.
+    Padding, masks and precision must not change it. `by_one` is the model for single texts where that is another one.
+    Batches are halved where memory is too short. Raises InputError where the model gives what is no number.
     """
     tokens = tokenize(loaded.tokenizer, texts, max_length)
-    alone, batched = _logits(loaded, tokens, 1), _largest(loaded, tokens, AGREEMENT_BATCH)
+    alone, batched = _logits(by_one or loaded, tokens, 1), _largest(loaded, tokens, AGREEMENT_BATCH)
     if not (np.isfinite(alone).all() and np.isfinite(batched).all()):
         raise InputError(
             f"{loaded.source.name}: gives NaN or infinity in {loaded.dtype}; use model.dtype=float32 or bfloat16"

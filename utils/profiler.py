@@ -11,7 +11,15 @@ import torch
 
 from boundby.attention_mask import unread
 from boundby.compare import MINIMUM_EFFECT, half_width_for_same
-from boundby.device import device_queue, is_host, is_out_of_memory, made_current, release_memory, synchronizer
+from boundby.device import (
+    busy_threads,
+    device_queue,
+    is_host,
+    is_out_of_memory,
+    made_current,
+    release_memory,
+    synchronizer,
+)
 from boundby.device_time import DeviceTimer
 from boundby.disturbance import Conditions, Disturbance, Watch
 from boundby.inference import Batch, forward
@@ -381,7 +389,7 @@ class _Plan:
         # After it: backlogs are no load of the model's, and a graph has memory of its own.
         on_device = self._timer.on_device({index: chosen[index] for index in some}, self._visit_s / 2)
         conditions = self._conditions(seen["readings"])
-        disturbances = conditions.disturbances(self._threads) if conditions else ()
+        disturbances = conditions.disturbances(busy_threads(self.owner.device)) if conditions else ()
         disturbances += self._timer.disturbances
         visit = Visit(
             dtype=owner.dtype,
@@ -418,11 +426,6 @@ class _Plan:
     def _run(self, batch: Batch) -> None:
         self.owner.timer.isolated(_caller(self.owner.model, batch))
         self._shapes.add((batch.shape, batch.is_padded))
-
-    @property
-    def _threads(self) -> int:
-        """How many threads of the host the work keeps busy: one issues it to a GPU."""
-        return torch.get_num_threads() if is_host(self.owner.device) else 1
 
     def _conditions(self, readings: dict[str, list[float]]) -> Conditions | None:
         """Return what the host's counters and the readings of the GPU say of the window, or None without a guard."""

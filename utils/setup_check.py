@@ -45,10 +45,12 @@ def check_model(run: Run) -> None:
     source = models.locate(config.model, run.layout.dataset.parent)
     data.check_receipt(config, run.layout, source)
     device = pick_device(config.model.device)
-    loaded = models.load(source, device, config.model.dtype, trust_remote_code=run.args.trust_remote_code)
-    run.say("\n".join(models.summarize(loaded).lines()))
-    max_length, _ = models.effective_max_length(loaded, config.profiling.max_length)
     texts = models.agreement_texts(data.load_texts(run.layout).texts)
-    agreement = models.agreement(loaded, texts, max_length)
-    agreement.require(config.evaluation.min_agreement)
+    limits, trusted = (config.profiling.max_length, config.evaluation.min_agreement), run.args.trust_remote_code
+    loaded, agreement = models.load_agreeing(
+        source, device, config.model.dtype, texts, limits, trust_remote_code=trusted
+    )
+    run.say("\n".join(models.summarize(loaded).lines()))
     run.say(f"batched and one-by-one labels agree on {agreement.share:.1%} of {agreement.rows} texts")
+    if loaded.choice and loaded.choice.doubt:
+        run.note(f"doubt: {loaded.choice.doubt}")

@@ -16,7 +16,7 @@ from boundby import __version__, environment, files
 from boundby.cli import PACKAGE, PIPELINE
 from utils import contents
 from utils.artifacts import Layout
-from utils.config import QUICKSTART, Config
+from utils.config import AUTO, QUICKSTART, Config
 from utils.credentials import removed, without
 from utils.errors import InputError
 from utils.model_source import model_files
@@ -24,6 +24,7 @@ from utils.quickstart import cache
 
 SCHEMA_VERSION = 1
 NOT_OF_VISITS = ("targets", "evaluation")
+BATCH_SIZES, LARGER_SIZES = (1, 4, 8, 16, 32, 64), (128, 256)  # where the settings name none; the others on a GPU
 SHOWN_CHARACTERS = 60  # of a changed value in a reason
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -91,6 +92,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     exit_code: int | None = None
     started: str | None = None
     seconds: float | None = None
+    resolved: dict[str, str] = {}
     fingerprint: str
     parts: Parts
     outputs: list[Output]
@@ -113,10 +115,19 @@ class Optimal(msgspec.Struct, frozen=True):
     batch_size: int | None = None
 
 
+class _Held(msgspec.Struct, frozen=True):
+    """Which model was measured, in which dtype, and by which setting."""
+
+    fingerprint: str | None = None
+    dtype: str | None = None
+    dtype_setting: str | None = None
+
+
 class Measured(msgspec.Struct, frozen=True):
     """What other steps read of the metrics of step 02."""
 
     optimal: Optimal = Optimal()
+    model: _Held = _Held()
 
 
 class _States(msgspec.Struct, frozen=True):
@@ -165,10 +176,25 @@ def require_ours(number: str, layout: Layout) -> None:
         raise InputError(f"{layout.run}: is not of an earlier run here; choose another output.results_dir")
 
 
-def sweep_dtypes(config: Config) -> list[str]:
-    """Return the dtypes the sweep is made in; the first is the model's own."""
-    others = [dtype for dtype in config.profiling.dtypes or [] if dtype != config.model.dtype]
-    return [config.model.dtype, *others]
+def sweep_dtypes(config: Config, own: str | None = None) -> list[str]:
+    """Return the dtypes the sweep is made in; the first is the model's own, `own` where model.dtype is auto."""
+    first = own or config.model.dtype
+    return [first, *(dtype for dtype in config.profiling.dtypes or [] if dtype != first)]
+
+
+def sweep_sizes(config: Config, *, is_on_gpu: bool) -> list[int]:
+    """Return the batch sizes of the sweep; one that memory does not hold ends it."""
+    return config.profiling.batch_sizes or [*BATCH_SIZES, *(LARGER_SIZES if is_on_gpu else ())]
+
+
+def measured_dtype(config: Config, layout: Layout) -> str | None:
+    """Return the dtype in which step 02 has held this model where model.dtype is auto; None where it has not."""
+    try:
+        model = read(layout.metrics, Measured).model
+    except (OSError, ValueError):
+        return None
+    is_auto = config.model.dtype == AUTO == model.dtype_setting
+    return model.dtype if is_auto and model.fingerprint == _model_fingerprint(layout) else None
 
 
 def parts(number: str, config: Config, layout: Layout) -> Parts:
@@ -274,7 +300,7 @@ def receipt_in(path: Path) -> Receipt:
     return read(path, Receipt)
 
 
-def record(number: str, layout: Layout, config: Config, status: Mapping[str, str | float | None]) -> None:
+def record(number: str, layout: Layout, config: Config, status: Mapping[str, object]) -> None:
     """Write the state of the step into `run.json`, beside what earlier steps have written.
 
     It holds what ran on what machine, with which settings and versions, and how each step ended.
@@ -379,6 +405,7 @@ READINGS: dict[str, Callable[[Config, Layout], object]] = {
     "model": lambda config, layout: _model_fingerprint(layout),
     "model_files": lambda config, layout: _hashes(_located_model_files(config, layout)),
     "optimal_batch_size": _optimal_batch_size,
+    "measured_dtype": measured_dtype,
 }
 
 

@@ -60,7 +60,7 @@ def choose_batch_size(run: Run) -> tuple[int, str]:
         best = None
     if best:
         return best, f"the optimal batch size in {run.layout.metrics.name}"
-    sizes = sorted(run.config.profiling.batch_sizes)
+    sizes = sorted(steps.sweep_sizes(run.config, is_on_gpu=False))
     return sizes[len(sizes) // 2], "the middle of profiling.batch_sizes; step 02 has not found an optimal one"
 
 

@@ -7,7 +7,7 @@ module is replaced only where the new one gives what it gave.
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -108,6 +108,30 @@ def join(model: nn.Module) -> None:
             for replacement, width, inputs in _replacements(child):
                 if _agree(child, replacement, width, inputs):
                     setattr(parent, name, replacement)
+
+
+def join_norms(model: nn.Module) -> None:
+    """Put torch's root-mean-square norm, one kernel of a GPU, where a working copy writes one as seven, in place."""
+    for parent in list(model.modules()):
+        for name, norm in list(parent.named_children()):
+            weight = getattr(norm, "weight", None)
+            if not hasattr(norm, "variance_epsilon") or not isinstance(weight, nn.Parameter) or _is_touched(norm):
+                continue
+            replacement = TorchNorm(weight, cast(float, norm.variance_epsilon))
+            if _agree(norm, replacement, weight.numel(), inputs=1):
+                setattr(parent, name, replacement)
+
+
+class TorchNorm(nn.Module):
+    """A root-mean-square norm of the last dimension, by torch's own function."""
+
+    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = weight, epsilon
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the norm in the dtype of the states."""
+        return functional.rms_norm(states, self.weight.shape, self.weight, self.epsilon)
 
 
 def _is_touched(module: nn.Module) -> bool:

@@ -1,8 +1,9 @@
 """Texts in one row without padding: where each begins, and attention that stays inside each of them.
 
-On a GPU in half precision the kernel is torch's variable-length attention. Elsewhere texts of equal length stand
-together, and each such group is one plain attention, where `boundby.inference.kernels` cannot take them all at once:
-the products of all other layers see one long row.
+On a GPU in half precision the kernel is torch's variable-length attention, in float32 and on a GPU before Ampere the
+memory-efficient one, which torch's nested tensors call as well. Elsewhere texts of equal length stand together, and
+each such group is one plain attention, where `boundby.inference.kernels` cannot take them all at once: the products of
+all other layers see one long row.
 
 Which tokens may see one another is what the model itself asks transformers for: `attention_window` is told the rule
 of each of its masks and reduces it to a window. All else that an attention call carries is honoured or, if it would
@@ -24,6 +25,9 @@ from boundby.inference import fused, last_layer
 from boundby.inference.batches import on_device
 
 GROUPED, VARLEN, UNMASKED = "boundby_grouped", "boundby_varlen", "boundby_unmasked"
+EFFICIENT = "boundby_efficient"
+NAMES = {GROUPED: "by length", VARLEN: "variable-length attention", EFFICIENT: "memory-efficient attention"}
+FROM_THE_END = 2  # of its masks: causal, the last query of a text at its last key
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
 KEPT = 512  # tokens of a text whose mask is kept for the next layer, a quarter of a megabyte
 PROBED_ROWS = 256  # of a mask, in which it has to be a window; all of them where the longest text has no more tokens
@@ -241,10 +245,34 @@ def varlen_attention(
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return attention inside each text of the current pack by torch's kernel for variable lengths (CUDA, half)."""
-    from torch.nn.attention.varlen import varlen_attn
+    return _of_all(_flash, module, (query, key, value), attention_mask, settings)
 
+
+def efficient_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **settings: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return attention inside each text of the current pack by the memory-efficient kernel (CUDA, any dtype)."""
+    return _of_all(_memory_efficient, module, (query, key, value), attention_mask, settings)
+
+
+Lengths = tuple[torch.Tensor, torch.Tensor, int, int]  # starts of queries and of keys, most queries and most keys
+
+
+def _of_all(
+    kernel: Callable[..., torch.Tensor],
+    module: Any,
+    given: Sequence[torch.Tensor],
+    attention_mask: torch.Tensor | None,
+    settings: dict[str, Any],
+) -> tuple[torch.Tensor, None]:
+    """Return attention by a kernel that takes all texts at once: queries, keys, values, lengths, scale, window."""
     current: Pack = _local.pack
-    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    q, k, v = (states[0].transpose(0, 1) for states in given)
     starts, longest = current.starts, current.longest
     window = _window(module, attention_mask, settings, longest)
     rows = last_layer.rows_of(module)
@@ -256,18 +284,56 @@ def varlen_attention(
         # With a window that ends at itself, which hides nothing from it, the kernel never splits the keys of a text, so
         # that its result does not depend on its neighbours. (`num_splits` is refused on ROCm, and by torch 2.12.)
         longest, window = 1, (window[0], 0)
-    groups = q.shape[1] // k.shape[1]
-    grouped: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in _options(varlen_attn) else {}  # torch 2.12
-    if groups > 1 and not grouped:
-        k, v = (states.repeat_interleave(groups, dim=1) for states in (k, v))
-    lengths = (starts, current.starts, longest, current.longest)
-    out = varlen_attn(q, k, v, *lengths, scale=settings.get("scaling"), window_size=window, **grouped)
-    answers = out[0] if isinstance(out, tuple) else out  # no other result is asked for
+    answers = kernel(q, k, v, (starts, current.starts, longest, current.longest), settings.get("scaling"), window)
     if rows is None:
         return answers[None], None
-    spread = answers.new_empty(query.shape[2], *answers.shape[1:])
+    spread = answers.new_empty(given[0].shape[2], *answers.shape[1:])
     spread[rows] = answers
     return spread[None], None
+
+
+def _flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, scale: float | None, window: tuple[int, int]
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    has_groups = "enable_gqa" in _options(varlen_attn)  # torch 2.12
+    grouped: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if has_groups else {}
+    k, v = (k, v) if has_groups else _for_each_head(q, k, v)
+    out = varlen_attn(q, k, v, *lengths, scale=scale, window_size=window, **grouped)
+    return out[0] if isinstance(out, tuple) else out  # no other result is asked for
+
+
+def _memory_efficient(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, scale: float | None, window: tuple[int, int]
+) -> torch.Tensor:
+    """Return attention by the kernel of `scaled_dot_product_attention` in float32, with where each text begins.
+
+    It has causal windows, and none that a token is in the middle of.
+    """
+    before, after = window
+    if after not in (0, UNLIMITED) or (after == UNLIMITED != before):
+        raise UnsupportedAttention("mask", f"a window of {window}")
+    k, v = _for_each_head(q, k, v)
+    out = torch.ops.aten._efficient_attention_forward(
+        q[None],
+        k[None],
+        v[None],
+        None,
+        *lengths,
+        0.0,
+        0 if after == UNLIMITED else FROM_THE_END,
+        scale=scale,
+        window_size=None if before == UNLIMITED else before + 1,
+    )
+    answers: torch.Tensor = out[0][0]
+    return answers
+
+
+def _for_each_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values of as many heads as the queries have."""
+    groups = q.shape[1] // k.shape[1]
+    return (k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)) if groups > 1 else (k, v)
 
 
 def has_varlen() -> bool:
@@ -302,9 +368,13 @@ def register() -> None:
 
     AttentionInterface.register(UNMASKED, sdpa_attention_forward)
     AttentionMaskInterface.register(UNMASKED, unmasked)
-    for name, function in ((GROUPED, grouped_attention), (VARLEN, varlen_attention)):
+    for name, function in _functions().items():
         AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, attention_window)
+
+
+def _functions() -> dict[str, Callable[..., tuple[torch.Tensor, None]]]:
+    return {GROUPED: grouped_attention, VARLEN: varlen_attention, EFFICIENT: efficient_attention}
 
 
 def opaque(attention: str) -> str:
@@ -312,8 +382,7 @@ def opaque(attention: str) -> str:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     name = f"{attention}_opaque"
-    function = grouped_attention if attention == GROUPED else varlen_attention
-    AttentionInterface.register(name, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+    AttentionInterface.register(name, torch.compiler.disable(_functions()[attention]))  # type: ignore[no-untyped-call]
     AttentionMaskInterface.register(name, attention_window)
     return name
 

@@ -8,7 +8,8 @@ to the whole process; it holds during a forward and is set back afterwards.
 
 `float32_prepared` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
 float32 does whatever the process has set up. An activation takes no pass of its own, and norms, residuals and rotary
-embeddings take one (`boundby.inference.fused`). `bfloat16` on a CPU is prepared likewise.
+embeddings take one (`boundby.inference.fused`). `bfloat16` on a CPU is prepared likewise. On a GPU every precision has
+root-mean-square norms in one kernel, where models write seven: of 24 layers some 340 launches fewer.
 
 `int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
 bits by the range that the texts of the self-check have there, so that oneDNN takes products, bias and activation in one
@@ -29,7 +30,7 @@ import torch
 from torch import nn
 
 from boundby.ceilings import matmul_precision
-from boundby.device import fast_float32_products, has_bfloat16_products, has_int8_products, is_host
+from boundby.device import fast_float32_products, has_bfloat16_products, has_int8_products, is_gpu, is_host
 from boundby.inference import fused
 from boundby.inference.reference import in_dtype
 
@@ -254,8 +255,8 @@ def weight_bytes(model: nn.Module) -> int:
 class Precision:
     """A dtype of weights and activations, and whether float32 products may be rounded as torch's fastest kernels do.
 
-    `convert` changes a working copy further, in place. With `session` another library computes: token ids and mask in,
-    logits out; dtype and `convert` then say how it rounds.
+    `convert` changes a working copy further, in place; `joins_norms`: on a GPU a norm is one kernel. With `session`
+    another library computes: token ids and mask in, logits out; dtype and `convert` then say how it rounds.
     """
 
     name: str
@@ -263,6 +264,7 @@ class Precision:
     fast_products: bool = False
     convert: Callable[[nn.Module], None] | None = None
     session: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    joins_norms: bool = False
 
     @property
     def keeps_weights(self) -> bool:
@@ -280,6 +282,8 @@ class Precision:
         Raises ValueError where the model, or this device, cannot have it.
         """
         working_copy = in_dtype(model, self.dtype)
+        if self.joins_norms and is_gpu(next(model.parameters()).device):
+            fused.join_norms(working_copy)
         if self.convert is not None:
             self.convert(working_copy)
         return working_copy
@@ -295,10 +299,11 @@ class Precision:
 PRECISIONS = {
     precision.name: precision
     for precision in (
-        Precision("float32", torch.float32),
-        Precision("float32_fast", torch.float32, fast_products=True),
+        Precision("float32", torch.float32, joins_norms=True),
+        Precision("float32_fast", torch.float32, fast_products=True, joins_norms=True),
         Precision("float32_prepared", torch.float32, convert=prepare),
-        Precision("bfloat16", torch.bfloat16, convert=prepare),
+        Precision("bfloat16", torch.bfloat16, convert=prepare, joins_norms=True),
+        Precision("float16", torch.float16, joins_norms=True),
         Precision("int8", torch.float32, convert=to_int8),
     )
 }
@@ -312,7 +317,7 @@ def available(device: torch.device) -> tuple[Precision, ...]:
     float16 is left out: models trained in bfloat16 overflow in it.
     """
     has = {"bfloat16": has_bfloat16_products(device), "int8": has_int8_products(device)}
-    has["float32_prepared"] = can_prepare(device)
+    has |= {"float32_prepared": can_prepare(device), "float16": False}
     return tuple(precision for name, precision in PRECISIONS.items() if has.get(name, True))
 
 

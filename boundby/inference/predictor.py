@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from boundby.device import (
+    allocator,
     host_threads,
     is_gpu,
     is_host,
@@ -27,7 +28,16 @@ from boundby.inference.selfcheck import checked_strategy
 from boundby.timer import Timer
 
 HOST_BUDGET, GPU_BUDGET = 2048, 16384  # where nobody has searched for a better one
+LARGE_BUDGET, LARGE_BYTES = 65536, 40e9  # of a GPU with so much memory: 16,384 tokens take one about as long as Python
 MOST_STREAMS, BATCHES_PER_STREAM = 4, 2  # at once, and at least for each
+
+
+def usual_budget(device: torch.device) -> int:
+    """Return the tokens of a batch on this device where nothing else is known; by its memory on a GPU."""
+    counters = allocator(device)
+    if counters is None:
+        return HOST_BUDGET
+    return LARGE_BUDGET if counters.total >= LARGE_BYTES else GPU_BUDGET
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,8 @@ class Predictor:
             trims=options.trim,
             compiles=options.compile,
         )
-        self._stock = in_dtype(model, torch.float32)
+        self._classes = model.config.num_labels
+        self._stock = cache(partial(in_dtype, model, torch.float32))  # a half precision may fit where that does not
 
         def exact() -> Predictor:
             name = EXACT[0 if can_prepare(self.device) else 1]
@@ -180,7 +191,7 @@ class Predictor:
     @property
     def token_budget(self) -> int:
         """Tokens per batch."""
-        return self.options.token_budget or (GPU_BUDGET if is_gpu(self.device) else HOST_BUDGET)
+        return self.options.token_budget or usual_budget(self.device)
 
     @property
     def dtype(self) -> str:
@@ -197,6 +208,11 @@ class Predictor:
 
         batches = self._strategy.batches(distinct.lengths, self.token_budget)
         return [partial(forward, rows) for rows in batches]
+
+    @property
+    def exact(self) -> "Predictor":
+        """The same model in float32, with near ties computed again: its labels are those of one text at a time."""
+        return self._exact()
 
     def with_token_budget(self, token_budget: int) -> "Predictor":
         """Return a predictor with another budget on the same weights; nothing is checked again."""
@@ -367,7 +383,7 @@ class Predictor:
 
     def _collected(self, tally: _Tally, rows: int) -> np.ndarray:
         """Return all logits in the order of the rows: one copy from the device."""
-        logits = np.empty((rows, self._stock.config.num_labels), dtype=np.float32)
+        logits = np.empty((rows, self._classes), dtype=np.float32)
         if tally.parts:
             order = np.concatenate([rows for rows, _ in tally.parts])
             logits[order] = torch.cat([logits for _, logits in tally.parts]).cpu().numpy()
@@ -381,7 +397,7 @@ class Predictor:
         if close.size:
             rows, guarding = close.tolist(), self._guarding()
             if guarding is None:
-                logits[close] = one_by_one(self._stock, tokens, rows)
+                logits[close] = one_by_one(self._stock(), tokens, rows)
             else:
                 logits[close] = guarding.predict_tokens(Tokens([tokens.ids[row] for row in rows], None)).logits
         return int(close.size)

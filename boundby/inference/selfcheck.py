@@ -1,5 +1,6 @@
 """Hold a strategy against the model's own forward before it is used."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,14 +10,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from boundby.device import is_out_of_memory, release_memory
 from boundby.inference.batches import Tokens
 from boundby.inference.packing import UnsupportedAttention
-from boundby.inference.precision import Precision, calibrate, matmul_effect, tolerance
+from boundby.inference.precision import LEAST_TOLERANCE, Precision, calibrate, matmul_effect, tolerance
 from boundby.inference.reference import in_dtype, one_by_one
 from boundby.inference.strategies import Strategy, candidates
 
 CHECK_ROWS = 64
 CHECK_BUDGET = 1024  # small enough that 64 texts make several batches of mixed lengths
+# Times as far from the stock forward in the same precision as that is from float32: two ways that round alike are 1.4
+# times as far from each other, if their errors have nothing in common. The error of one product is allowed in any case.
+OWN_ERRORS = 3.0
 # What a model raises that does not have a way, or a precision, in which it is tried.
 CANNOT_RUN = (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError)
 
@@ -39,7 +44,9 @@ class SelfCheck:
     """A strategy beside one stock forward per text in float32. Differences are of logits; `allowed` is in their unit.
 
     `largest_logit` is that of the stock forward, by its magnitude. `matmul_effect` is the error of a product in this
-    precision against float64, as a share of its largest element; `allowed` follows from it.
+    precision against float64, as a share of its largest element; `allowed` follows from it. A precision that rounds the
+    model's own products coarser is held more tightly against the stock forward in that precision: they differ by
+    `own_difference`, of which `own_allowed` follows from how far that one is from float32; None where there is none.
 
     `trim`: its last layer computes only the tokens that the head reads. `refusals` are the faster strategies that the
     model seemed able to take and could not. `compile_s` are the seconds of compiling and a first pass over the texts,
@@ -56,6 +63,8 @@ class SelfCheck:
     largest_logit: float
     refusals: tuple[Refusal, ...] = ()
     compile_s: float | None = None
+    own_difference: float | None = None
+    own_allowed: float | None = None
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -74,13 +83,18 @@ def checked_strategy(
 ) -> tuple[Strategy, SelfCheck]:
     """Return the first strategy whose logits match the stock forward's, and the comparison.
 
-    They may differ by what `matmul_effect` explains. The last resort is the stock forward itself, which is taken as it
-    is: what it differs by is then in the comparison. Raises ValueError where a converted model's differ by more.
+    They may differ by what `matmul_effect` explains. Where a GPU has no memory for a copy in float32, the model as it
+    is takes its place. The last resort is the stock forward itself, which is taken as it is: what it differs by is then
+    in the comparison. Raises ValueError where a converted model's differ by more.
     """
     rows = check_rows(tokens.lengths)
-    reference = one_by_one(in_dtype(model, torch.float32), tokens, rows)
+    exact = _in_float32(model, tokens, rows)
+    reference = one_by_one(model, tokens, rows) if exact is None else exact
     effect = matmul_effect(precision, model.device)
-    allowed = tolerance(effect) * float(np.abs(reference).max())
+    largest = float(np.abs(reference).max())
+    allowed = tolerance(effect) * largest
+    own = None if exact is None else _stock(model, tokens, rows, precision)
+    own_allowed = math.inf if own is None else allowed_of_own(own, reference, effect)
     refusals: list[Refusal] = []
     offered = candidates(model, tokenizer, precision, trims)
     for name, make in offered:
@@ -95,23 +109,63 @@ def checked_strategy(
             why = str(error) if unsupported else f"the model cannot be run that way ({type(error).__name__}: {error})"
             refusals.append(Refusal(name, "unsupported" if unsupported else "failed", f"not {name}: {why}"))
             continue
-        difference = float(np.abs(logits - reference).max())
-        if difference <= allowed or is_last:  # NaN is not: it compares as false
+        difference, own_difference = _apart(logits, reference), 0.0 if own is None else _apart(logits, own)
+        if (difference <= allowed and own_difference <= own_allowed) or is_last:  # NaN is not: it compares as false
             check = _check(strategy, reference, logits, allowed, effect, refusals)
+            if own is not None:
+                check = replace(check, own_difference=own_difference, own_allowed=own_allowed)
             if not compiles:
                 return strategy, check
             make = dict(candidates(model, tokenizer, precision.to_compile, trims))[name]
-            compiled = _compiled(make, tokens, rows, logits, precision, allowed)
+            compiled = _compiled(make, tokens, rows, logits, precision, min(allowed, own_allowed))
             if isinstance(compiled, str):
                 refusal = Refusal(strategy.name, "not_compiled", compiled)
                 return strategy, replace(check, refusals=(*check.refusals, refusal))
             return compiled[0], replace(check, compile_s=compiled[1])
+        apart, most, beside = difference, allowed, ""
+        if difference <= allowed:
+            apart, most, beside = own_difference, own_allowed, f" in {precision.name}"
         text = (
-            f"not {name}: its logits differ from the stock forward's by up to {difference:.3g} on {len(rows)} texts, "
-            f"allowed are {allowed:.3g}"
+            f"not {name}: its logits differ from the stock forward's{beside} by up to {apart:.3g} on {len(rows)} "
+            f"texts, allowed are {most:.3g}"
         )
         refusals.append(Refusal(name, "differs", text))
     raise ValueError("; ".join(refusal.text for refusal in refusals))
+
+
+def _in_float32(model: Any, tokens: Tokens, rows: Sequence[int]) -> np.ndarray | None:
+    """Return the logits of the stock forward in float32, text by text; None where memory does not hold the copy."""
+    try:
+        return one_by_one(in_dtype(model, torch.float32), tokens, rows)
+    except RuntimeError as error:
+        if not is_out_of_memory(error) or next(model.parameters()).dtype == torch.float32:
+            raise
+    release_memory(model.device)  # outside the except block: its traceback holds the tensors
+    return None
+
+
+def _stock(model: Any, tokens: Tokens, rows: Sequence[int], precision: Precision) -> np.ndarray | None:
+    """Return the logits of the stock forward in this precision, text by text; None where it has no such forward.
+
+    Another library, eight bits and weights that are merely laid out anew have none.
+    """
+    is_coarser = precision.dtype != torch.float32 or precision.fast_products
+    if precision.session or not is_coarser:
+        return None
+    with precision.active(model.device):
+        return one_by_one(in_dtype(model, precision.dtype), tokens, rows)
+
+
+def allowed_of_own(own: np.ndarray, exact: np.ndarray, effect: float) -> float:
+    """Return how far logits may be from those of the stock forward in their own precision, `exact` in float32.
+
+    `effect` is that of the precision on a product.
+    """
+    return max(max(effect, LEAST_TOLERANCE) * float(np.abs(exact).max()), OWN_ERRORS * _apart(own, exact))
+
+
+def _apart(logits: np.ndarray, others: np.ndarray) -> float:
+    return float(np.abs(logits - others).max())
 
 
 def _calibrated(make: Callable[[], Strategy], tokens: Tokens, precision: Precision) -> Strategy:

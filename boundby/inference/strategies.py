@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from boundby.compile_cache import use_private_cache
-from boundby.device import is_gpu, is_host
+from boundby.device import has_bfloat16_products, is_gpu, is_host
 from boundby.inference import fused, last_layer, packing
 from boundby.inference.batches import Tokens, collate, on_device, packs, token_budget_batches
 from boundby.inference.precision import Precision
@@ -121,7 +121,7 @@ class Packed(Strategy):
         packing.register()
         if trims and attention == packing.GROUPED:
             last_layer.defer(self.model, model, precision.dtype)
-        self.name = "packed, variable-length attention" if attention == packing.VARLEN else "packed, by length"
+        self.name = f"packed, {packing.NAMES[attention]}"
         self._attention = attention
         self.is_reentrant = not self._rotary  # whose modules hold the frequencies of the forward that goes on
         self.model.set_attn_implementation(attention)
@@ -258,8 +258,11 @@ def candidates(
     has_known_head = _has_known_head(model)
     if has_known_head:
         takes_ours = getattr(model, "_supports_attention_backend", True)  # else transformers warns, and keeps its own
-        if takes_ours and is_gpu(model.device) and precision.dtype in HALF and packing.has_varlen():
-            ways.append(("varlen", partial(Packed, attention=packing.VARLEN)))
+        if takes_ours and is_gpu(model.device):
+            # The kernel for variable lengths is FlashAttention's: half precision, from Ampere on.
+            if precision.dtype in HALF and packing.has_varlen() and has_bfloat16_products(model.device):
+                ways.append(("varlen", partial(Packed, attention=packing.VARLEN)))
+            ways.append(("efficient", partial(Packed, attention=packing.EFFICIENT)))
         if takes_ours and is_host(model.device):
             ways.append(("grouped", partial(Packed, attention=packing.GROUPED)))
         if is_causal(model):

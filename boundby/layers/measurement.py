@@ -443,7 +443,7 @@ def measure(
     launches = sum(program.calls.values())
     host, device = _time(subject, tree, num_runs, instruments, until_s, launches)
     cost_ns = min(cost_ns, instruments.probe_cost_ns(instruments.now))  # of both, that which was disturbed less
-    disturbances = watch.stop().disturbances(torch.get_num_threads())
+    disturbances = watch.stop().disturbances(1 if instruments.marks else torch.get_num_threads())
     doubts = [*(changes or drift(program, see_program(run))), *targets.opaque_reasons]
     doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:

@@ -213,6 +213,42 @@ def _packed_attention_flops(query: torch.Tensor, *others: Any, **_: Any) -> int:
     return 4 * int(others[3]) * query.shape[1] * query.shape[3]
 
 
+def _of_texts_flops(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts: torch.Tensor,
+    key_starts: Any,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Return the FLOPs of attention inside each of several texts, `[tokens, heads, width]`, by where they begin.
+
+    A mask or a window counts nothing off, as elsewhere.
+    """
+    queries = starts.diff()
+    keys = queries if key_starts is None else key_starts.diff()
+    pairs = int((queries.long() * keys.long()).sum())
+    return 2 * pairs * query.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _efficient_flops(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _: Any,
+    starts: Any,
+    key_starts: Any,
+    *__: Any,
+    **___: Any,
+) -> int:
+    """Return the FLOPs of the memory-efficient kernel, `[texts, tokens, heads, width]`, or of texts in one row."""
+    if starts is not None:
+        return _of_texts_flops(query, key, value, starts, key_starts)
+    pairs = query.shape[0] * query.shape[1] * key.shape[1]
+    return 2 * pairs * query.shape[2] * (query.shape[3] + value.shape[3])
+
+
 def _addmv_flops(_: torch.Tensor, matrix: torch.Tensor, *__: Any, **___: Any) -> int:
     return 2 * matrix.numel()
 
@@ -228,6 +264,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
         ),
         _sdpa_flops,
     ),
+    "torch_attn._varlen_attn": _of_texts_flops,  # torch 2.11 has none
+    "aten._efficient_attention_forward": _efficient_flops,
     "mkldnn._linear_pointwise": _prepared_flops,
     "onednn.qlinear_pointwise": _eight_bits_flops,
     "boundby.attention": _packed_attention_flops,

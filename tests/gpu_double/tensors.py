@@ -583,10 +583,34 @@ def _varlen(
     assert machine is not None
     if not machine.card.has_flash or query.dtype not in HALF:
         raise RuntimeError("FlashAttention only supports Ampere GPUs or newer, in fp16 and bf16.")
-    raw = [_raw(tensor) for tensor in (query, key, value)]
-    ends, key_ends = _raw(starts).tolist(), _raw(key_starts).tolist()
     left = -1 if window_size_left is None else window_size_left
-    right = -1 if window_size_right is None else window_size_right
+    right = 0 if is_causal else -1 if window_size_right is None else window_size_right
+    out = _each_text("flash_varlen", (query, key, value), (starts, key_starts), (left, right), scale)
+    none = torch.zeros(0)
+    return CardTensor(out), CardTensor(none), CardTensor(none), CardTensor(none), CardTensor(none)
+
+
+def _efficient_of_texts(
+    query: Any, key: Any, value: Any, bias: Any, starts: Any, key_starts: Any, max_q: int, max_k: int,
+    dropout_p: float, mask: int, *_: Any, scale: float | None = None, window_size: int | None = None, **__: Any,
+) -> Any:  # fmt: skip
+    """Compute attention of texts in one row, `[1, tokens, heads, width]`; mask 2 is causal from the last key."""
+    assert machine is not None
+    if query.dtype == torch.bfloat16 and not machine.card.has_bfloat16:
+        raise RuntimeError("expected bfloat16 on a GPU of compute capability 8.0 or newer")
+    if query.shape[2] != key.shape[2]:
+        raise RuntimeError("expected as many heads of keys as of queries")
+    window = (-1 if window_size is None else window_size - 1, 0 if mask else -1)
+    given = [tensor[0] for tensor in (query, key, value)]
+    out = _each_text("efficient_of_texts", given, (starts, key_starts), window, scale)
+    none = CardTensor(torch.zeros(0))
+    return CardTensor(out[None]), none, none, none, max_q, max_k
+
+
+def _each_text(name: str, given: Any, starts: Any, window: tuple[int, int], scale: float | None) -> torch.Tensor:
+    raw = [_raw(tensor) for tensor in given]
+    ends, key_ends = (_raw(tensor).tolist() for tensor in starts)
+    left, right = window
 
     def compute() -> torch.Tensor:
         out = torch.zeros_like(raw[0])
@@ -597,8 +621,8 @@ def _varlen(
                 length, width = q.shape[-2], k.shape[-2]
                 at = torch.arange(length)[:, None] + (width - length) - torch.arange(width)[None]
                 seen = torch.ones(length, width, dtype=torch.bool)
-                if is_causal or right >= 0:
-                    seen &= at >= (0 if is_causal else -right)
+                if right >= 0:
+                    seen &= at >= -right
                 if left >= 0:
                     seen &= at <= left
                 made = torch.nn.functional.scaled_dot_product_attention(
@@ -610,13 +634,12 @@ def _varlen(
     out = compute()
     lengths = [end - start for start, end in zip(ends, ends[1:], strict=False)]
     flops = 4.0 * sum(length * length for length in lengths) * raw[0].shape[1] * raw[0].shape[2]
-    _launch_attention("flash_varlen", out, compute, flops, raw)
-    none = torch.zeros(0)
-    return CardTensor(out), CardTensor(none), CardTensor(none), CardTensor(none), CardTensor(none)
+    _launch_attention(name, out, compute, flops, raw)
+    return out
 
 
 def _composed_rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
-    return aten._fused_rms_norm.default(x, shape, weight, eps)[0]
+    return _fused_rms_norm(x, shape, weight, eps)[0]  # a CPU build composes aten._fused_rms_norm of seven
 
 
 def _fused_rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
@@ -643,6 +666,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_efficient_attention.default: _fused("efficient", 4),
     aten._scaled_dot_product_cudnn_attention.default: _fused("cudnn", 9),
     aten._flash_attention_forward.default: _varlen,
+    aten._efficient_attention_forward.default: _efficient_of_texts,
     aten.rms_norm.default: _composed_rms_norm,
     aten._fused_rms_norm.default: _fused_rms_norm,
     aten.layer_norm.default: _composed_layer_norm,

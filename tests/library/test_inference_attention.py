@@ -8,12 +8,31 @@ import torch
 from torch.nn import functional
 from transformers import masking_utils
 
-from boundby.inference import PRECISIONS, Predictor, PredictorOptions, UnsupportedAttention, one_by_one, strategies
+from boundby.inference import (
+    PRECISIONS,
+    Precision,
+    Predictor,
+    PredictorOptions,
+    UnsupportedAttention,
+    fused,
+    one_by_one,
+    strategies,
+)
 from boundby.inference import tokenize as tokenize_texts
 from boundby.inference.batches import Tokens
-from boundby.inference.packing import VARLEN, attention_window, grouped_attention, has_varlen, pack, varlen_attention
+from boundby.inference.packing import (
+    EFFICIENT,
+    VARLEN,
+    attention_window,
+    efficient_attention,
+    grouped_attention,
+    has_varlen,
+    pack,
+    varlen_attention,
+)
 from boundby.inference.precision import MOST_TOLERANCE
 from tests import classifiers
+from tests.gpu_double import H100, T4, plugged_in
 
 pytestmark = pytest.mark.isa
 
@@ -135,6 +154,102 @@ def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(
     assert queries == [sum(LENGTHS), len(LENGTHS) if trims else sum(LENGTHS)]
 
 
+@pytest.mark.parametrize("trims", [True, False])
+@pytest.mark.parametrize("family", ["Mistral", "ModernBert", *classifiers.FAMILIES])
+def test_the_memory_efficient_kernel_is_asked_for_what_the_model_does(family, trims, tokens, monkeypatch):
+    """There is none for a CPU: a plain one takes its arguments, whose masks are causal from the last key alone."""
+    queries = []
+
+    def plain(q, k, v, bias, starts, key_starts, max_q, max_k, dropout, mask, *, scale, window_size):
+        assert q.dim() == 4 and len(q) == 1 and q.shape[2] == k.shape[2] == v.shape[2]  # it knows no groups of heads
+        assert (bias, dropout) == (None, 0.0) and mask in (0, 2) and (window_size is None or mask == 2)
+        assert (max_q, max_k) == (int(starts.diff().max()), int(key_starts.diff().max()))
+        window = (-1 if window_size is None else window_size - 1, 0 if mask else -1)
+        queries.append(q.shape[1])
+        return plain_varlen(q[0], k[0], v[0], starts, key_starts, scale=scale, window_size=window)[None], None
+
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", plain)
+    model = windowed(family) if family in WINDOWED else classifiers.build(family, 50, 0)
+    with torch.inference_mode():
+        packed = strategies.Packed(
+            model, None, PRECISIONS["float32"], trims and family != "ModernBert", attention=EFFICIENT
+        )
+        if family == "ModernBert":  # whose windows reach to both sides
+            with pytest.raises(UnsupportedAttention, match="a window of"):
+                packed.logits(tokens, range(len(LENGTHS)))
+            return
+        found = packed.logits(tokens, range(len(LENGTHS))).numpy()
+    alone = one_by_one(model, tokens, range(len(LENGTHS)))
+    np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    assert queries == [sum(LENGTHS), len(LENGTHS) if trims else sum(LENGTHS)]
+
+
+@pytest.mark.parametrize(
+    ("precision", "has_bfloat16", "ways"),
+    [
+        ("float32", True, ["efficient", "unmasked", "masked"]),
+        ("bfloat16", True, ["varlen", "efficient", "unmasked", "masked"]),
+        ("float16", False, ["efficient", "unmasked", "masked"]),  # before Ampere there is no FlashAttention
+    ],
+)
+def test_a_gpu_packs_in_every_precision(precision, has_bfloat16, ways, monkeypatch):
+    monkeypatch.setattr(strategies, "is_gpu", lambda device: True)
+    monkeypatch.setattr(strategies, "is_host", lambda device: False)
+    monkeypatch.setattr(strategies, "has_bfloat16_products", lambda device: has_bfloat16)
+    model = classifiers.build("qwen2", 50, 0)
+    assert [name for name, _ in strategies.candidates(model, None, PRECISIONS[precision], trims=False)] == ways
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_packed_texts_are_held_against_the_stock_forward_in_their_own_precision(precision, tokens, monkeypatch):
+    """Off by half of what is allowed from float32: that much is a fault, and not of the rounding."""
+    model = classifiers.build("bert", 50, 0)
+    texts = [" ".join(map(str, ids)) for ids in tokens.ids]
+    check = Predictor(model, classifiers.Spelled(), PredictorOptions(64, precision), texts).check
+    assert check.strategy == "packed, by length" and check.own_difference <= check.own_allowed < check.allowed / 2
+    packed = strategies.Packed.logits
+
+    def shifted(self, tokens, rows):
+        return packed(self, tokens, rows) + check.allowed / 2
+
+    monkeypatch.setattr(strategies.Packed, "logits", shifted)
+    refused = Predictor(model, classifiers.Spelled(), PredictorOptions(64, precision), texts)
+    assert refused.strategy == "padded with a mask"
+    assert {(each.strategy, each.kind) for each in refused.check.refusals} == {
+        ("grouped, trimmed", "differs"),
+        ("grouped", "differs"),
+    }
+    assert f"differ from the stock forward's in {precision} by up to" in refused.doubts[0]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_gpu_has_norms_of_one_kernel_where_a_model_writes_seven(precision, tokens, monkeypatch):
+    monkeypatch.setattr("boundby.inference.precision.is_gpu", lambda device: True)
+    model = classifiers.build("qwen2", 50, 0)
+    norms = [name for name, module in model.named_modules() if hasattr(module, "variance_epsilon")]
+    copied = PRECISIONS[precision].copy_of(model)
+    assert fused.TorchNorm not in map(type, Precision("trial", torch.float32).copy_of(model).modules())  # of one fix
+    kinds = {type(copied.get_submodule(name)) for name in norms}
+    assert len(norms) == 2 * len(model.model.layers) + 1 and kinds == {fused.TorchNorm}
+    assert not any(isinstance(module, fused.TorchNorm) for module in model.modules())
+    batch = torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        expected, found = (each(input_ids=batch).logits.float() for each in (model, copied))
+    allowed = 1e-5 if precision == "float32" else MOST_TOLERANCE
+    assert (found - expected).abs().max() <= allowed * expected.abs().max()
+
+
+def test_a_norm_that_is_watched_or_computes_something_else_stays(monkeypatch):
+    model = classifiers.build("qwen2", 50, 0)
+    first, second, *others = [module for module in model.modules() if hasattr(module, "variance_epsilon")]
+    first.register_forward_hook(lambda *_: None)
+    second.variance_epsilon = 0.5  # of which its forward knows
+    second.forward = type(second).forward.__get__(second)
+    fused.join_norms(model)
+    left = [module for module in model.modules() if hasattr(module, "variance_epsilon")]
+    assert left == [first, second] and others
+
+
 def a_pack(length: int, is_causal: bool | None = None) -> Any:
     return pack([np.ones(length, dtype=np.int32)] * 2, np.array([0, 0]), None, CPU, is_causal)
 
@@ -192,7 +307,7 @@ def test_a_rule_that_is_no_window_or_of_another_direction_than_the_trimmed_layer
     assert is_causal or refusal.value.setting == "mask"
 
 
-@pytest.mark.parametrize("attention", [grouped_attention, varlen_attention])
+@pytest.mark.parametrize("attention", [grouped_attention, varlen_attention, efficient_attention])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -259,6 +374,36 @@ def test_a_kernel_without_all_arguments_is_not_used(monkeypatch):
 
     monkeypatch.setattr(varlen, "varlen_attn", lambda q, k, v, is_causal=False: q)
     assert not has_varlen()
+
+
+@pytest.mark.parametrize(
+    ("card", "precision", "strategy"),
+    [
+        (H100, "float32", "packed, memory-efficient attention"),
+        (H100, "bfloat16", "packed, variable-length attention"),
+        (T4, "float16", "packed, memory-efficient attention"),
+    ],
+    ids=["H100 float32", "H100 bfloat16", "T4 float16"],
+)
+def test_a_card_packs_its_texts_with_norms_of_one_launch(card, precision, strategy, monkeypatch):
+    texts = classifiers.reviews(64)
+    tokenizer = classifiers.tokenizer(texts)
+    launches = []
+    with plugged_in(card) as machine:
+        model = classifiers.build("qwen2", len(tokenizer), tokenizer.pad_token_id).to("cuda")
+        norms = sum(hasattr(module, "variance_epsilon") for module in model.modules())
+        for joins in (False, True):
+            if not joins:
+                monkeypatch.setattr(fused, "join_norms", lambda model: None)
+            predictor = Predictor(model, tokenizer, PredictorOptions(128, precision, token_budget=10**6), texts)
+            assert (predictor.strategy, predictor.trim, predictor.doubts) == (strategy, True, ())
+            before = machine.launches
+            found = predictor.predict(texts)
+            launches.append(machine.launches - before)
+            monkeypatch.undo()
+        assert predictor.check.same_labels >= 0.95 * predictor.check.rows
+        assert found.computed_tokens == found.useful_tokens  # nothing is padded
+    assert launches[0] - launches[1] >= 5 * norms
 
 
 @pytest.mark.gpu

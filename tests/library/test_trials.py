@@ -166,6 +166,14 @@ def test_a_disturbed_trial_is_made_once_more(clock, busy, windows, doubts):
     assert len(found.trials) == 1
 
 
+@pytest.mark.parametrize(("own", "windows"), [(None, 2), (1, 1)])
+def test_cores_that_a_gpu_leaves_free_may_be_used_by_others(clock, own, windows):
+    watch = FakeWatch(lambda window: 2.0)  # of four
+    work = takes(clock, FORWARD_S)
+    found = tried(clock, work, changed_to(work), watch=watch, threads=own)
+    assert (watch.windows, bool(found.doubts)) == (windows, windows == 2)
+
+
 # What comes of trials that cannot be made
 
 

@@ -18,6 +18,7 @@ from boundby.work import (
     Work,
     count,
     fit_length_cost,
+    operators,
     transformer_flops,
     transformer_shape,
 )
@@ -217,6 +218,31 @@ def test_attention_counts_the_scores_and_the_sum_of_every_query_head(mask, kv_he
     assert found.bytes == moved + (mask.nbytes if mask is not None else 0)
     query, key = torch.ones(1, 2, 3, 8), torch.ones(1, 2, 7, 8)  # of other lengths: their product
     assert count(lambda: F.scaled_dot_product_attention(query, key, key)).flops == 2 * 2 * 3 * 7 * (8 + 8)
+
+
+@pytest.mark.parametrize("is_varlen", [True, False])
+def test_attention_of_packed_texts_counts_the_pairs_of_each_text(is_varlen):
+    from torch.nn.attention import varlen  # which defines its operator
+
+    assert varlen
+    lengths, heads, width = (5, 3, 1), 4, 8
+    starts = torch.tensor([0, 5, 8, 9], dtype=torch.int32)
+    query, key, value = torch.zeros(3, sum(lengths), heads, width)
+    pairs = sum(length**2 for length in lengths)
+    if is_varlen:
+        func, given = torch.ops.torch_attn._varlen_attn.default, (query, key[:, :2], value[:, :2], starts, None, 5, 5)
+    else:
+        func, given = torch.ops.aten._efficient_attention_forward.default, (
+            query[None], key[None], value[None], None, starts, starts, 5, 5, 0.0, 2,
+        )  # fmt: skip
+    assert operators.flops(func, given, {}, None) == 2 * pairs * heads * 2 * width
+    ends = torch.arange(4, dtype=torch.int32)  # one query of each text, as in a last layer that is trimmed
+    place = 3 if is_varlen else 4
+    one = [*given[:place], ends, starts, *given[place + 2 :]]
+    assert operators.flops(func, one, {}, None) == 2 * sum(lengths) * heads * 2 * width
+    if not is_varlen:
+        dense = [*given[:4], None, None, None, None, 0.0, 0]
+        assert operators.flops(func, dense, {}, None) == 2 * sum(lengths) ** 2 * heads * 2 * width
 
 
 def test_a_fused_layer_without_a_formula_is_refused_with_the_way_out():

@@ -11,8 +11,13 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score
 
+from boundby.ceilings import PRECISIONS, Ceilings, ComputeCeiling
 from boundby.inference import Tokens
 from boundby.inference.planning import token_budgets
+from boundby.inference.precision import can_prepare
+from boundby.inference.predictor import usual_budget
+from boundby.roofline import Interval
+from tests.gpu_double import H100, T4, plugged_in
 from utils.artifacts import Layout
 from utils.data import load_texts
 from utils.errors import InputError, PipelineError
@@ -182,16 +187,97 @@ def test_a_long_evaluation_takes_the_smallest_budget_as_fast_as_the_fastest():
     found = tuning.choose_budget(machine, TEXTS_2000, 10_000.0, 1e-5)
     assert found.token_budget == 2048
     assert list(found.seconds) == ["512", "1024", "2048", "4096", "8192"]
-    assert {count for count, _ in machine.calls} == {164}  # two full batches of the largest: 16,384 tokens
+    assert {count for count, _ in machine.calls[2:]} == {164}  # two full batches of the largest: 16,384 tokens
     machine = Machine({})
-    found = tuning.choose_budget(machine, TEXTS_2000, 5.0, 1e-5)
-    assert (found.token_budget, found.seconds, machine.calls) == (2048, None, [])
-    search_s = 1e-5 * 164 * 100 * len(token_budgets(machine.device)) * (tuning.SEARCH_ROUNDS + 1)
-    assert found.reason == f"not measured: a search would take {search_s:.1f} s of about 5.0 s"
     few = tuning.choose_budget(machine, TEXTS_2000[:20], 10_000.0, 1e-5)
     assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")
     assert tuning.seconds_per_token(machine, TEXTS_2000) == pytest.approx(1e-5)
     assert machine.calls == [(21, 2048)] * 2  # a full batch: fewer texts would not fill a GPU
+
+
+@pytest.mark.parametrize(
+    ("a_quarter", "whole_s", "saved_s"),
+    [
+        (1.0, 2.0, None),  # shorter than the search: nothing is timed for it
+        (1.0, 10_000.0, 0.0),  # a batch costs nothing beside its tokens
+        (1.2, 40.0, 2.0),  # 0.067 of a token's time: three quarters of it go with four times as many tokens
+        (1.2, 60.0, "searched"),
+        (0.9, 20.0, 2.0),  # a token takes less in it
+        (0.7, 10_000.0, "searched"),
+    ],
+)
+def test_a_search_is_made_where_it_is_predicted_to_save_what_it_takes(a_quarter, whole_s, saved_s):
+    machine = Machine({512: a_quarter})
+    found = tuning.choose_budget(machine, TEXTS_2000, whole_s, 1e-5)
+    search_s = 1e-5 * 164 * 100 * len(token_budgets(machine.device)) * (tuning.SEARCH_ROUNDS + 1)
+    if saved_s == "searched":
+        assert found.seconds and found.token_budget == (512 if a_quarter < 1 else 1024)
+        return
+    reason = f"not measured: a search would take {search_s:.1f} s of about {whole_s:.1f} s"
+    told = "" if saved_s is None else f", and is predicted to save {saved_s:.1f} s"
+    assert (found.token_budget, found.seconds, found.reason) == (2048, None, reason + told)
+    assert machine.calls == ([] if saved_s is None else [(6, 512)] * 2)
+
+
+def _kind(name: str) -> tuple[str, str | None]:
+    return ("float32", name) if name in PRECISIONS else (name, None)
+
+
+def limits(**flops_per_s: float) -> Ceilings:
+    """Limits of products: of float32 by their precision, of others by their dtype; each is known to 2 %."""
+    compute = tuple(
+        ComputeCeiling(*_kind(name), name not in ("high", "medium"), rate, 0.98 * rate, 4096, 0.0)
+        for name, rate in flops_per_s.items()
+    )
+    return Ceilings({}, compute, (), 5e-6, 5e-6, 1.0)
+
+
+GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
+
+
+def of_layers(products: float) -> torch.nn.Module:
+    """A model whose products have so many FLOPs for each token, and an embedding that has none."""
+    layers = torch.nn.Sequential(torch.nn.Embedding(100, 10), torch.nn.Linear(10, int(products / 20)))
+    return layers.to("meta")
+
+
+def test_what_faster_products_save_follows_from_the_limits_of_products():
+    h100 = limits(highest=50e12, high=400e12)
+    saved = tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, h100)  # the set on which it was not tried
+    assert saved.value == pytest.approx(24e6 * 1e9 / 50e12 * (1 - 50 / 400))
+    assert saved.low < saved.value < saved.high < 554.0
+    most = tuning.saved_by_kernels(of_layers(1e9), GPU, 1e12, 554.0, h100)
+    assert most.value == pytest.approx(554.0 * (1 - 50 / 400))  # products take no more than all of it
+    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, limits(highest=50e12))
+    unknown = tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, None)
+    assert unknown.reason == "the limits of this machine are not known"
+    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, limits(highest=7e12, high=7e12))  # of a T4
+
+
+@pytest.mark.skipif(not can_prepare(CPU), reason="this CPU cannot lay out weights anew")
+def test_prepared_weights_are_predicted_to_save_what_they_saved_elsewhere():
+    assert tuning.saved_by_kernels(of_layers(1e9), CPU, 1e6, 1000.0, None) == tuning.PREPARED.times(1000.0)
+    faster = tuning.saved_by_kernels(of_layers(1e9), CPU, 1e6, 1000.0, limits(highest=2e12, medium=8e12))
+    assert faster.value == pytest.approx(500.0 * 0.75)
+
+
+def test_what_compiling_saves_follows_from_a_trial_or_from_what_products_leave():
+    a_gpu = SimpleNamespace(device=GPU, dtype="bfloat16", options=SimpleNamespace(precision="bfloat16"))
+    a_cpu = SimpleNamespace(device=CPU)
+    known = tuning.Known(lambda: limits(highest=50e12, bfloat16=800e12))
+    saved = tuning.saved_by_compiling(a_gpu, of_layers(1e9), 24e6, 100.0, known)
+    assert (saved.value, saved.low, saved.high) == (pytest.approx(35.0), 0.0, pytest.approx(70.0))
+    assert not tuning.saved_by_compiling(a_gpu, of_layers(1e9), 24e6, 100.0, tuning.Known())
+    assert tuning.saved_by_compiling(a_cpu, None, 1.0, 100.0, tuning.Known()) == tuning.COMPILED_ON_HOST.times(100.0)
+    tried = tuning.saved_by_compiling(a_cpu, None, 1.0, 100.0, tuning.Known(compiled=Interval(1.25, 1.0, 2.0)))
+    assert (tried.value, tried.low, tried.high) == (pytest.approx(20.0), 0.0, 50.0)
+
+
+def test_a_large_card_has_large_batches_by_default(monkeypatch):
+    for card, budget in ((H100, 65536), (T4, 16384)):
+        with plugged_in(card):
+            assert usual_budget(GPU) == budget and 65536 in token_budgets(GPU)
+    assert usual_budget(CPU) == 2048
 
 
 def test_the_margin_of_near_ties_is_that_of_full_batches(monkeypatch):

@@ -1,5 +1,6 @@
 """What makes an evaluation faster is settled by its plan, and a process that would do otherwise refuses to run."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 import torch
 
 from boundby.inference import last_layer, strategies
+from boundby.inference.fixes import COMPILE_S
 from boundby.inference.reference import compare_logits
+from boundby.known import Missing
+from boundby.roofline import Interval
 from tests import evaluation_workplace as workplace
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, PipelineError
@@ -66,7 +70,7 @@ def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, 
         faster = replace(options, precision="float32_fast")
         return SimpleNamespace(options=faster, report=None, reasons=(), reference=None)
 
-    def compilation(setting, predictor, compiled, texts, whole_s):
+    def compilation(setting, predictor, compiled, texts, whole_s, token_s, foreseen):
         asked.append((predictor.options.precision, whole_s))
         return plans.Compilation(False, "it is a test")
 
@@ -132,28 +136,59 @@ def compiler(monkeypatch):
     monkeypatch.setattr(tuning, "compile_obstacle", lambda _: None)
 
 
-def chosen(setting, compiled, whole_s=LONG_S):
-    return tuning.choose_compilation(setting, Timed(1.0), lambda: compiled, ["text"], whole_s)
+FORESEEN = Interval(150.0, 0.0, 300.0)
+
+
+def chosen(setting, compiled, whole_s=LONG_S, foreseen=FORESEEN):
+    return tuning.choose_compilation(setting, Timed(1.0), lambda: compiled, ["text"], whole_s, 1e-4, lambda: foreseen)
 
 
 def test_layers_are_compiled_where_that_pays(compiler, monkeypatch):
     found = chosen("auto", Timed(0.9, 99.0, (1.0, 0.25)))
-    assert found.on and found.reason == "compiling takes 99 s and saves 200 s of about 2000 s per worker"
+    assert found.on and found.reason == "compiling takes 99 s and saves 200 s [200, 200] of about 2000 s per worker"
     assert (found.compile_s, found.compiled_s, found.eager_s, found.max_abs_logit_difference) == (99.0, 0.9, 1.0, 0.25)
     assert found.guard(0.5) == 1.5 and found.guard(0.0) == 0.0
-    found = chosen("auto", Timed(0.9, 101.0))
+    found = chosen("auto", Timed(0.9, 201.0))
     assert not found.on and found.guard(0.5) == 0.5
-    assert found.reason.endswith("saves 200 s of about 2000 s per worker, less than 2 times that")
-    assert chosen("on", Timed(0.9, 101.0)).on
+    assert found.reason.endswith("saves 200 s [200, 200] of about 2000 s per worker, not surely more than that")
+    assert chosen("on", Timed(0.9, 201.0)).on
     slower = chosen("auto", Timed(1.1, 1.0))
     assert not slower.on and "saves -200 s" in slower.reason
-    found = tuning.choose_compilation("auto", Timed(1.0), None, ["text"], 599.0)  # there is nothing to call
-    assert (found.on, found.reason) == (False, "not measured: a worker needs about 599 s, it pays from 600 s")
-    assert tuning.choose_compilation("off", Timed(1.0), None, ["text"], LONG_S).reason == "evaluation.compile=off"
+    assert chosen("off", Timed(1.0)).reason == "evaluation.compile=off"
     monkeypatch.setattr(tuning, "compile_obstacle", lambda _: "g++ is missing")
     assert chosen("auto", None).reason == "not compiled: g++ is missing"
     with pytest.raises(EnvironmentLacksError, match="g\\+\\+ is missing; install it"):
         chosen("on", None)
+
+
+def test_a_gain_that_swings_about_what_compiling_costs_is_not_taken(compiler):
+    class Swinging(Timed):
+        times = itertools.cycle([0.8, 1.0])
+
+        def predict_tokens(self, _tokens):
+            self.found.seconds = SimpleNamespace(compute_s=next(self.times))
+            return self.found
+
+    found = chosen("auto", Swinging(0.8, 150.0))
+    assert not found.on and "not surely more than that" in found.reason
+
+
+def test_compiling_is_tried_where_it_is_predicted_to_save_what_it_takes(compiler):
+    cost_s = COMPILE_S + tuning.PASSES * tuning.MEASURED_TOKENS * 1e-4
+    for saved_s in (cost_s - 1, cost_s + 1):
+        tried = []
+        foreseen = Interval(saved_s, 0.0, 2 * saved_s)
+        found = tuning.choose_compilation(
+            "auto", Timed(1.0), lambda tried=tried: tried.append(1) or Timed(0.5, 1.0), ["text"], 599.0, 1e-4,
+            lambda foreseen=foreseen: foreseen,
+        )  # fmt: skip
+        assert found.on == bool(tried) == (saved_s > cost_s)
+        reason = f"not measured: trying it takes about {cost_s:.0f} s, and it is predicted to save {saved_s:.0f} s [0, "
+        assert found.on or found.reason.startswith(reason)
+    short = chosen("auto", None, whole_s=5.0, foreseen=None)  # there is nothing to call
+    assert short.reason == f"not measured: a worker needs about 5 s, trying it about {cost_s:.0f} s"
+    unknown = chosen("auto", None, foreseen=Missing("the limit of products in bfloat16 is not known"))
+    assert unknown.reason == "not measured: the limit of products in bfloat16 is not known"
 
 
 @pytest.mark.parametrize(

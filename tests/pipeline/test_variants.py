@@ -130,6 +130,11 @@ def test_rounding_to_eight_bits_is_a_kind_of_its_own():
     assert {"products", "rounding"} <= set(found)
 
 
+def test_the_kernels_of_packed_texts_are_attention():
+    kernels = ("_varlen_attn", "_efficient_attention_forward", "_scaled_dot_product_flash_attention", "attention")
+    assert {operators._kind(name) for name in kernels} == {"attention"}
+
+
 class Paced:
     """Ways that take so many seconds for a text by a clock of their own."""
 

@@ -114,6 +114,7 @@ def _cost(plan: Plan, facts: Sequence[parts.Facts], costs: Sequence[parts.Cost])
         **{name: getattr(plan.choices, name) for name in CHOICES},
         "exactness": plan.reasons.exactness,
         "exactness_reason": None if plan.reasons.exactness else plan.reasons.precision,
+        "labels_doubt": plan.reasons.labels_doubt,
     }
 
 

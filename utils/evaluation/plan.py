@@ -12,7 +12,7 @@ from boundby import files
 from utils.artifacts import EvaluationFolder
 from utils.errors import InputError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 BATCHING = "longest-first-2"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
 PLAN_COMMAND = "python scripts/evaluate.py plan"
 OF_THE_MACHINE = ("device", "device_name", "arithmetic", "versions")  # fields of an identity
@@ -47,8 +47,8 @@ class Identity:
 
     Of `dataset_rows` rows those are evaluated that come first in the order of `sample_seed`; every row where it is
     None. Hashes are of the files' content. `max_length` is what the settings ask for; the model may take less. So is
-    `token_budget`, where None leaves it to planning, and `compile`, where auto does. The last four fields are all of a
-    machine that may change the last digits of a result.
+    `token_budget`, where None leaves it to planning, and `dtype` and `compile`, where auto does. The last four fields
+    are all of a machine that may change the last digits of a result.
     """
 
     task: str
@@ -88,7 +88,8 @@ class Choices:
     Batches follow from the token lengths of a shard, `batching`, `strategy` and `token_budget`, and nothing else. Rows
     whose best logit leads by `guard_margin` or less are computed again in float32, alone. With `trim` the last layer
     computes the tokens alone that the head reads; with `compile` the layers are compiled. `converted` is the model of
-    another library, if one computes; `precision` is then the key of its engine.
+    another library, if one computes; `precision` is then the key of its engine. `model_dtype` is that in which a worker
+    loads the model, `dtype` that in which it computes.
     """
 
     token_budget: int
@@ -98,6 +99,7 @@ class Choices:
     compile: bool
     max_length: int
     precision: str
+    model_dtype: str
     dtype: str
     guard_margin: float
     threads_per_worker: int
@@ -160,6 +162,7 @@ class Reasons:
     compile: Compilation
     strategy_doubts: list[str]
     engine: EngineChoice | None = None
+    labels_doubt: str | None = None  # where too few of them are those of float32
 
 
 @dataclass(frozen=True)

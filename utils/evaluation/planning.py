@@ -11,19 +11,21 @@ import torch
 
 from boundby import environment, files
 from boundby.cli import PACKAGE, PIPELINE
-from boundby.device import arithmetic, is_gpu, pick_device, runtime, torch_build
+from boundby.device import arithmetic, is_gpu, multiplies_in, pick_device, runtime, torch_build
 from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision, tokenize
 from boundby.inference.planning import SAMPLE_ROWS, Sample
 from boundby.inference.reference import ExactnessReport, same_guard
+from boundby.known import Missing
 from utils import tasks
-from utils.config import Config
+from utils.config import AUTO, Config
 from utils.data import DataReceipt, Rows
 from utils.errors import InputError
 from utils.evaluation import engines, rows, tuning
 from utils.evaluation.engines import Shelf
 from utils.evaluation.plan import BATCHING, Budget, Choices, Compilation, Identity, Places, Plan, Reasons
+from utils.evaluation.tuning import Known
 from utils.model_source import ModelSource, hashes, model_files, weight_files
-from utils.models import LoadedModel, effective_max_length
+from utils.models import LoadedModel, effective_max_length, has_room_for_float32
 
 SAMPLE_SEED = 0
 # Rows per shard, which is what a kill costs at most. It depends on nothing but the device: workers come and go.
@@ -39,7 +41,6 @@ CODE = (  # of a prediction
 CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones
 CHECK_EXTREMES = 16  # shortest and longest rows of all among them, in tokens
 PASSES = 11  # over the sample that choosing a precision takes, text by text and in batches
-PAYS = 10  # times as long as choosing a precision must the evaluation be, unless the settings ask for it
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class _Chosen:
     report: ExactnessReport | None = None
     doubts: tuple[str, ...] = ()
     sample: Sample | None = None  # with its reference, where it was measured
+    labels_doubt: str | None = None
 
 
 def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Identity:
@@ -128,24 +130,28 @@ def device_name(device: torch.device) -> str:
     return str(runtime(device).get_device_name(device)) if is_gpu(device) else environment.machine()["cpu"]
 
 
-def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, shelf: Shelf) -> Plan:
+def make(  # noqa: PLR0913, PLR0917  (what to plan, and what is known of it)
+    wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, shelf: Shelf, known: Known | None = None
+) -> Plan:
     """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay.
 
-    A model that an engine computes with is converted onto `shelf`.
+    What they would save is predicted from what is `known`. A model that an engine computes with is converted onto
+    `shelf`.
     """
+    known = known or Known()
     max_length, _ = effective_max_length(loaded, wanted.max_length)
     extremes = rows.Extremes(CHECK_EXTREMES, lambda texts: tokenize(loaded.tokenizer, texts, max_length).lengths)
     shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
     rows.require_planned(dataset, wanted)
     threads = max(1, torch.get_num_threads() // workers)
-    options = PredictorOptions(max_length, _precision_of(wanted.dtype), wanted.token_budget)
+    options = PredictorOptions(max_length, _precision_of(loaded), wanted.token_budget)
     check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
     predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
     texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
     token_s = tuning.seconds_per_token(predictor, texts)
     whole_s = token_s * extremes.tokens
     sample = rows.first_rows(dataset, shards, SAMPLE_ROWS)
-    chosen = _precision(wanted, loaded, predictor, (sample, check_texts), whole_s)
+    chosen = _precision(wanted, loaded, predictor, (sample, check_texts), (whole_s, extremes.tokens), known)
     if chosen.options.precision != options.precision:
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
         token_s = tuning.seconds_per_token(predictor, texts)  # what the rest of the plan costs and saves is in this one
@@ -161,7 +167,8 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
     if engine and engine.predictor:
         compiled = Compilation(False, "not compiled: a converted model computes")
     else:
-        compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), whole_s / workers)
+        share = (whole_s / workers, extremes.tokens / workers)
+        compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), share, known)
     guard = _guard(wanted, loaded, predictor, texts, chosen)
     choices = Choices(
         token_budget=budget.token_budget,
@@ -171,6 +178,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
         compile=compiled.on,
         max_length=max_length,
         precision=chosen.options.precision,
+        model_dtype=loaded.dtype,
         dtype=predictor.dtype,
         guard_margin=compiled.guard(guard),
         threads_per_worker=threads,
@@ -191,6 +199,7 @@ def make(wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, she
         compile=compiled,
         strategy_doubts=list(predictor.doubts),
         engine=engine.record if engine else None,
+        labels_doubt=chosen.labels_doubt,
     )
     return Plan(wanted, choices, shards, places, reasons, check_offsets=extremes.offsets)
 
@@ -207,40 +216,91 @@ def _sample(config: Config, dataset_rows: int) -> tuple[int, int | None]:
     return size, SAMPLE_SEED if subsets or size < dataset_rows else None
 
 
-def _precision_of(dtype: str) -> str:
-    """Return the precision of a model held in `dtype`; float16 is computed in float32, where nothing overflows."""
-    return dtype if dtype in PRECISIONS else "float32"
+def _precision_of(loaded: LoadedModel) -> str:
+    """Return the precision of a model as it is held; float16 is computed in float32 where a device only emulates it."""
+    is_emulated = loaded.dtype == "float16" and not multiplies_in(loaded.device, loaded.dtype)
+    return "float32" if is_emulated else loaded.dtype
 
 
-def _precision(
-    wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: tuple[Rows, Sequence[str]], whole_s: float
+def _precision(  # noqa: PLR0913, PLR0917  (of one caller, above)
+    wanted: Identity,
+    loaded: LoadedModel,
+    predictor: Predictor,
+    texts: tuple[Rows, Sequence[str]],
+    whole: tuple[float, float],
+    known: Known,
 ) -> _Chosen:
-    """Return the precision that the settings allow, measured where they ask for it or where it pays.
+    """Return the precision that the settings allow, measured where they ask for it or where it is predicted to pay.
 
-    `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32.
+    `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32. `whole`
+    are the seconds and the tokens of all texts.
     """
-    options, (sample, check_texts) = predictor.options, texts
+    options, (sample, check_texts), whole_s = predictor.options, texts, whole[0]
     if not tasks.of(wanted.task).HAS_PREDICTED_LABELS:
         return _unmeasured(options, f"no labels are predicted by model.task={wanted.task}")
     if wanted.precision == "same" and options.precision != "float32":
+        if wanted.dtype == AUTO:
+            return _held_against_float32(wanted, loaded, predictor, sample, check_texts)
         return _unmeasured(options, f"evaluation.precision=same computes in model.dtype={wanted.dtype}")
     cost_s = PASSES * whole_s * len(sample.texts) / wanted.rows
     if is_gpu(predictor.device):  # one text after another is bound by launch there, and far longer than in batches
         cost_s += len(sample.texts) * tuning.seconds_alone(loaded.model, predictor, sample.texts)
-    if wanted.precision == "same" and whole_s < PAYS * cost_s:
+    if wanted.precision == "same" and (reason := _does_not_pay(loaded, whole, cost_s, known)):
         guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
-        reason = f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
         return _unmeasured(replace(options, guard_margin=guard), reason)
-    measured = Sample(
-        sample.texts,
-        None if sample.labels is None else sample.labels.tolist(),
-        is_all=len(sample.texts) == wanted.rows,
-        check_texts=check_texts,
-    )
+    measured = _sample_of(wanted, sample, check_texts)
     rule = rule_of(wanted.precision, wanted.min_agreement)
     choice = choose_precision(loaded.model, loaded.tokenizer, measured, rule, options)
     reason = f"the fastest on {len(sample.texts)} texts that evaluation.precision={wanted.precision} allows"
     return _Chosen(choice.options, reason, choice.report, choice.reasons, replace(measured, reference=choice.reference))
+
+
+def _does_not_pay(loaded: LoadedModel, whole: tuple[float, float], cost_s: float, known: Known) -> str | None:
+    """Return why faster kernels of float32 are not tried, which takes `cost_s`; None where that is predicted to pay."""
+    whole_s, tokens = whole
+    if whole_s <= cost_s:
+        return f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
+    saved = tuning.saved_by_kernels(loaded.model, loaded.device, tokens, whole_s, known.limits())
+    if isinstance(saved, Missing):
+        return saved.reason
+    if saved.value > cost_s:
+        return None
+    ends = f"{saved.value:.0f} s [{saved.low:.0f}, {saved.high:.0f}]"
+    return f"that would take about {cost_s:.0f} s, and is predicted to save {ends} of {whole_s:.0f} s"
+
+
+def _held_against_float32(
+    wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: Rows, check_texts: Sequence[str]
+) -> _Chosen:
+    """Return the half precision of the model, as far as it keeps the labels of float32 on the sample, else float32.
+
+    What agrees too seldom as it is has its near ties computed again in float32, if that is enough. The labels of
+    float32 are those of batches with near ties one text at a time: a sample that goes through a GPU text by text waits
+    for its launches.
+    """
+    own = predictor.options.precision
+    if not has_room_for_float32(loaded):
+        doubt = f"labels in {own} were not held against float32, for which there is no memory beside it"
+        return replace(_unmeasured(predictor.options, doubt), labels_doubt=doubt)
+    exact = predictor.exact
+    measured = _sample_of(wanted, sample, check_texts)
+    measured = replace(measured, reference=exact.predict(sample.texts).logits)
+    rule = rule_of("fastest", wanted.min_agreement)
+    try:
+        choice = choose_precision(
+            loaded.model, loaded.tokenizer, measured, rule, predictor.options, precisions=[PRECISIONS[own]]
+        )
+    except ValueError as error:
+        options = replace(exact.options, token_budget=predictor.options.token_budget)
+        doubt = f"the whole dataset is computed in float32, by model.dtype=auto: {error}"
+        return _Chosen(options, doubt, labels_doubt=doubt)
+    reason = f"{own} by model.dtype=auto, held against float32 on {len(sample.texts)} texts"
+    return _Chosen(choice.options, reason, choice.report, choice.reasons)
+
+
+def _sample_of(wanted: Identity, sample: Rows, check_texts: Sequence[str]) -> Sample:
+    labels = None if sample.labels is None else sample.labels.tolist()
+    return Sample(sample.texts, labels, is_all=len(sample.texts) == wanted.rows, check_texts=check_texts)
 
 
 def _engine(
@@ -266,7 +326,8 @@ def _guard(wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: S
     def widened(difference: float, _largest: float) -> float:
         return margin * difference / seen if seen else 2 * difference
 
-    rule = same_guard if wanted.precision == "same" else widened
+    is_exact = wanted.precision == "same" and PRECISIONS[chosen.options.precision].keeps_weights
+    rule = same_guard if is_exact else widened
     return max(margin, tuning.guard_in_full_batches(predictor, loaded.model, texts, rule))
 
 
@@ -281,22 +342,25 @@ def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], second
     return tuning.choose_budget(predictor, texts, *seconds)
 
 
-def _compilation(
+def _compilation(  # noqa: PLR0913, PLR0917  (of one caller, above)
     wanted: Identity,
     loaded: LoadedModel,
     predictor: Predictor,
     texts: tuple[Sequence[str], Sequence[str]],
-    whole_s: float,
+    share: tuple[float, float],
+    known: Known,
 ) -> Compilation:
-    """Return whether the layers are compiled in an evaluation of `whole_s` per worker.
+    """Return whether the layers are compiled in an evaluation of which this is a worker's share, in seconds and tokens.
 
     `texts` are those of the self-check and some to measure on.
     """
-    check_texts, sample = texts
+    (check_texts, sample), (whole_s, tokens) = texts, share
     lengths = predictor.tokenize(sample).lengths
 
     def compiled() -> Predictor:
         return Predictor(loaded.model, loaded.tokenizer, replace(predictor.options, compile=True), check_texts)
 
     measured = sample[: int(np.searchsorted(np.cumsum(lengths), tuning.MEASURED_TOKENS)) + 1]
-    return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s)
+    foreseen = functools.partial(tuning.saved_by_compiling, predictor, loaded.model, tokens, whole_s, known)
+    token_s = whole_s / max(1.0, tokens)
+    return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s, token_s, foreseen)

@@ -1,5 +1,6 @@
 """Evaluate the dataset: plan it, predict what is missing, prove it complete; for step 02 and `scripts/evaluate.py`."""
 
+import functools
 import os
 import re
 import shutil
@@ -7,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from boundby import files
+from boundby import ceilings, files
 from boundby.device import host_threads, is_gpu, release_memory
 from boundby.inference.engines import ENGINES
 from utils import tasks
@@ -22,6 +23,7 @@ from utils.evaluation.finalize import finalize
 from utils.evaluation.ray_engine import Demand, on_ray
 from utils.evaluation.shards import CLAIMED_S, Receipt, ShardPredictor
 from utils.evaluation.storage import Storage, mirrored
+from utils.evaluation.tuning import Known
 from utils.locks import held
 from utils.models import LoadedModel
 
@@ -29,8 +31,10 @@ PLANNING_S = 1800.0  # that another planner is waited for at most
 SHARDS = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 
-def evaluate(run: Run, loaded: LoadedModel, receipt: DataReceipt) -> FullDataset:
+def evaluate(run: Run, loaded: LoadedModel, receipt: DataReceipt, known: Known | None = None) -> FullDataset:
     """Return the metrics over all rows, or over the seeded sample that the settings ask for.
+
+    `known` is what was measured before, which planning rests on; None: the limits of the machine, measured if needed.
 
     The plan of an earlier attempt, with the shards it has finished, is kept if it is one for the same work.
     """
@@ -39,7 +43,7 @@ def evaluate(run: Run, loaded: LoadedModel, receipt: DataReceipt) -> FullDataset
     reason = _why_anew(folder, wanted)
     if reason and (aside := _set_aside(run)):
         run.note(f"evaluation starts anew ({reason}); the earlier one is in {aside}")
-    made = plan(run, loaded, wanted)
+    made = plan(run, loaded, wanted, known)
     run.note(described(made))
     predict(run, made, loaded=loaded)
     return conclude(run, made)
@@ -68,7 +72,7 @@ def kept_plan(run: Run, wanted: plans.Identity, anew: bool) -> plans.Plan | None
     return made if not store or store.plan() else None  # `plan` brings it there, where a kill has come between
 
 
-def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity) -> plans.Plan:
+def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity, known: Known | None = None) -> plans.Plan:
     """Return the plan for `wanted`, made and written unless it is there; two that plan at once get one plan."""
     folder = _folder(run)
     with held(folder.claims / "plan.lock", PLANNING_S, run.note, "end it if it hangs, or choose another results_dir"):
@@ -80,7 +84,8 @@ def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity) -> plans.Plan:
                 return made
         else:
             shelf = engines.Shelf(run.layout.converted, _closed(store), run.args.trust_remote_code)
-            made = planning.make(wanted, run.layout.dataset, loaded, _workers(run), shelf)
+            known = known or Known(functools.cache(lambda: _limits(run, loaded)))
+            made = planning.make(wanted, run.layout.dataset, loaded, _workers(run), shelf, known)
             engines.tidy(shelf, Path(made.places.converted) if made.places.converted else None)
             made = replace(made, attempt=store.attempt() if store else None)
             plans.save(made, folder)
@@ -93,6 +98,11 @@ def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity) -> plans.Plan:
             run.note(f"another runner has just planned in {store.url}; its plan is used")
             return theirs
     return made
+
+
+def _limits(run: Run, loaded: LoadedModel) -> ceilings.Ceilings:
+    dtypes = tuple(dict.fromkeys([*ceilings.usual_dtypes(loaded.device), loaded.dtype]))
+    return ceilings.cached(run.layout.ceilings, loaded.device, dtypes)[0]
 
 
 def planned(run: Run, wanted: plans.Identity, *, computes: bool) -> plans.Plan:

@@ -99,7 +99,7 @@ class ShardPredictor:
         source = ModelSource(
             places.model_name, Path(places.model), "folder", None, identity.model_fingerprint, identity.task
         )
-        loaded = load(source, wanted, made.identity.dtype, trust_remote_code=trust_remote_code)
+        loaded = load(source, wanted, made.choices.model_dtype, trust_remote_code=trust_remote_code)
         planning.require_planned_model(made, source.path)
         return cls(made, folder, loaded)
 

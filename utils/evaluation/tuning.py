@@ -1,26 +1,111 @@
-"""Choose tokens per batch, and whether layers are compiled, by measuring where a long evaluation pays for it."""
+"""Choose tokens per batch, and whether layers are compiled, by measuring where it is predicted to save what it takes.
+
+What a change saves is predicted from what is known before it is tried: the measured limits of the machine, a smaller
+batch, what a trial of step 02 or a published measurement gained. Nothing is tried because an evaluation is long.
+"""
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from boundby.device import is_host
+from boundby.ceilings import Ceilings
+from boundby.device import fast_float32_products, is_host
 from boundby.inference import Predictor, compile_obstacle, one_by_one, search_token_budget
+from boundby.inference.fixes import compile_seconds
 from boundby.inference.planning import BUDGET_ROUNDS as SEARCH_ROUNDS
 from boundby.inference.planning import token_budgets
+from boundby.inference.precision import can_prepare
 from boundby.inference.reference import in_dtype
 from boundby.inference.selfcheck import check_rows
+from boundby.known import Missing
+from boundby.roofline import Interval
+from boundby.stats import estimate
 from utils.errors import EnvironmentLacksError, PipelineError
 from utils.evaluation.plan import Budget, Compilation
 
 SAMPLE_ROWS = 2048
 ALONE = 16  # texts that are timed one by one
 BATCHES = 2  # full ones of the largest budget that the texts of a search must make
-SHARE, MOST_S = 0.02, 30.0  # of the evaluation, and at most, that the search may take
 LEAST_BUDGET = 256
+SMALLER = 4  # times fewer tokens in the batch that tells what a batch costs beside its tokens
+# Shares of the time that prepared weights save on a CPU: 0.11 to 0.16 were measured (docs/decisions.md, and
+# docs/measurements/2026-11-23-cpu-variants.md).
+PREPARED = Interval(0.12, 0.10, 0.16)
+# What compiled layers save on a CPU: gains of 0.68, 1.01, 1.03 and 1.30 were measured (docs/decisions.md). The value is
+# what that is worth where they are taken only if they save.
+COMPILED_ON_HOST = Interval(0.07, -0.47, 0.23)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was measured before the plan: the limits of the machine, and what compiled layers gained on one batch."""
+
+    limits: Callable[[], Ceilings | None] = lambda: None
+    compiled: Interval | None = None
+
+
+def product_seconds(model: Any, tokens: float, flops_per_s: float) -> float:
+    """Return the least time of the products of all layers over so many tokens, at this rate; attention is not in it."""
+    modules = getattr(model, "base_model", model).modules()
+    tensors = [getattr(module, "weight", None) for module in modules if type(module) is not torch.nn.Embedding]
+    matrices = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.dim() > 1]
+    return 2.0 * sum(matrix.numel() for matrix in matrices) * tokens / flops_per_s
+
+
+def saved_by_kernels(
+    model: Any, device: torch.device, tokens: float, whole_s: float, limits: Ceilings | None
+) -> Interval | Missing:
+    """Return the seconds that other kernels of float32 are predicted to save of `whole_s`, for so many tokens.
+
+    By the limits of products: the time that they take at least, over the ratio of both limits. They may take all of
+    `whole_s`, which is the upper end. By weights that are laid out anew on a CPU: what that saved elsewhere.
+    """
+    known = [PREPARED.times(whole_s)] if can_prepare(device) else []
+    in_use = limits.configured("float32") if limits else None
+    wanted = fast_float32_products(device)
+    coarser = [each for each in limits.compute if (each.dtype, each.precision) == ("float32", wanted)] if limits else []
+    if in_use and coarser and coarser[0].flops_per_s > in_use.flops_per_s:
+        fast = coarser[0]
+        products_s = min(whole_s, product_seconds(model, tokens, in_use.flops_per_s))
+        known.append(
+            Interval(
+                products_s * (1 - in_use.flops_per_s / fast.flops_per_s),
+                max(0.0, products_s * (1 - in_use.flops_per_s / fast.low)),
+                whole_s * (1 - in_use.low / fast.flops_per_s),
+            )
+        )
+    if known:
+        return max(known, key=lambda each: each.value)
+    return Missing(
+        "no faster products of float32 were measured here" if limits else "the limits of this machine are not known"
+    )
+
+
+def saved_by_compiling(
+    predictor: Predictor, model: Any, tokens: float, whole_s: float, known: Known
+) -> Interval | Missing:
+    """Return the seconds that compiled layers are predicted to save of `whole_s`, for so many tokens.
+
+    By what they gained in step 02; else on a CPU by what they saved elsewhere. On a GPU all but the products, at their
+    limit, may be saved, or nothing: half of it is what trying is worth.
+    """
+    if known.compiled:
+        ends = (known.compiled.value, known.compiled.low, known.compiled.high)
+        return Interval(*(whole_s * (1 - 1 / gain) for gain in ends))
+    if is_host(predictor.device):
+        return COMPILED_ON_HOST.times(whole_s)
+    limits = known.limits()
+    ceiling = limits and (
+        limits.best("float32") if predictor.options.precision == "float32_fast" else limits.configured(predictor.dtype)
+    )
+    if not ceiling:
+        return Missing(f"the limit of products in {predictor.dtype} is not known")
+    rest_s = max(0.0, whole_s - product_seconds(model, tokens, ceiling.flops_per_s))
+    return Interval(rest_s / 2, 0.0, rest_s)
 
 
 def seconds_per_token(predictor: Predictor, texts: Sequence[str]) -> float:
@@ -67,23 +152,40 @@ def guard_in_full_batches(predictor: Predictor, model: Any, texts: Sequence[str]
 def choose_budget(predictor: Predictor, texts: Sequence[str], whole_s: float, token_s: float) -> Budget:
     """Return the fastest budget for texts such as these, or the usual one where a search would not pay.
 
-    `whole_s` is about what an evaluation of all texts takes.
+    `whole_s` is about what an evaluation of all texts takes, `token_s` what a token takes in a usual batch.
     """
     order = np.random.default_rng(0).permutation(len(texts))  # else the first texts would stand for all
     texts = [texts[row] for row in order]
     lengths = predictor.tokenize(texts).lengths
-    budgets = token_budgets(predictor.device)
     cumulative = np.cumsum(lengths)
-    if cumulative[-1] < BATCHES * max(budgets):
+    budgets = [budget for budget in token_budgets(predictor.device) if BATCHES * budget <= cumulative[-1]]
+    if predictor.token_budget not in budgets:
         return _usual(predictor, texts, cumulative, "not measured: all texts together are too few")
     enough = int(np.searchsorted(cumulative, BATCHES * max(budgets))) + 1
     search_s = token_s * int(cumulative[enough - 1]) * len(budgets) * (SEARCH_ROUNDS + 1)
-    if search_s > min(SHARE * whole_s, MOST_S):
-        reason = f"not measured: a search would take {search_s:.1f} s of about {whole_s:.1f} s"
+    reason = f"not measured: a search would take {search_s:.1f} s of about {whole_s:.1f} s"
+    if search_s >= whole_s:
         return _usual(predictor, texts, cumulative, reason)
-    best = search_token_budget(predictor, texts[:enough])
+    saved_s = whole_s * _saved_by_budget(predictor, texts, budgets, token_s)
+    if search_s >= saved_s:
+        return _usual(predictor, texts, cumulative, f"{reason}, and is predicted to save {saved_s:.1f} s")
+    best = search_token_budget(predictor, texts[:enough], budgets)
     reason = f"the smallest that is as good as the fastest on {enough} texts"
     return Budget(best.token_budget, reason, {str(budget): seconds for budget, seconds in best.seconds.items()})
+
+
+def _saved_by_budget(predictor: Predictor, texts: Sequence[str], budgets: Sequence[int], token_s: float) -> float:
+    """Return the share of the time that the best budget is predicted to save.
+
+    A smaller batch is timed: what a token takes more in it is what a batch costs beside its tokens, which fewer batches
+    pay less often. Where a token takes less in it, a larger batch gains nothing.
+    """
+    usual = predictor.token_budget
+    smaller_s = seconds_per_token(predictor.with_token_budget(usual // SMALLER), texts)
+    of_batch_s = max(0.0, smaller_s - token_s) * usual / (SMALLER - 1)
+    of_token_s = max(0.0, token_s - of_batch_s / usual)
+    least_s = min(smaller_s, of_token_s + of_batch_s / max(budgets))
+    return max(0.0, 1 - least_s / token_s)
 
 
 def _usual(predictor: Predictor, texts: Sequence[str], cumulative: np.ndarray, reason: str) -> Budget:
@@ -97,18 +199,24 @@ def _usual(predictor: Predictor, texts: Sequence[str], cumulative: np.ndarray, r
     return Budget(budget, reason if budget == predictor.token_budget else f"{2 * budget} tokens ran out of memory")
 
 
-LEAST_S = 600.0  # that an evaluation must take, so that compiling for the measurement is a tenth of it at most
-MARGIN = 2.0  # times as much must compiling save as it costs
 MEASURED_TOKENS = 16384
-ROUNDS = 3
+ROUNDS = 5
+PASSES = 2 * (ROUNDS + 1)  # over the measured tokens: both ways, and once for their labels
 
 
-def choose_compilation(
-    setting: str, eager: Predictor, compiled: Callable[[], Predictor], texts: Sequence[str], whole_s: float
+def choose_compilation(  # noqa: PLR0913, PLR0917  (of one caller)
+    setting: str,
+    eager: Predictor,
+    compiled: Callable[[], Predictor],
+    texts: Sequence[str],
+    whole_s: float,
+    token_s: float,
+    foreseen: Callable[[], Interval | Missing],
 ) -> Compilation:
     """Return whether `setting` (auto, off, on) has the layers compiled in an evaluation of `whole_s` per worker.
 
-    `compiled` makes the predictor that is compiled. Raises PipelineError where `on` cannot be.
+    `compiled` makes the predictor that is compiled; a token takes `token_s`, and `foreseen` are the seconds that these
+    layers are predicted to save. Raises PipelineError where `on` cannot be.
     """
     if setting == "off":
         return Compilation(False, "evaluation.compile=off")
@@ -117,8 +225,15 @@ def choose_compilation(
         raise EnvironmentLacksError(f"evaluation.compile=on: {lacking}; install it, or leave it at auto")
     if lacking:
         return Compilation(False, f"not compiled: {lacking}")
-    if setting == "auto" and whole_s < LEAST_S:
-        return Compilation(False, f"not measured: a worker needs about {whole_s:.0f} s, it pays from {LEAST_S:.0f} s")
+    cost_s = compile_seconds(eager.device) + PASSES * MEASURED_TOKENS * token_s
+    if setting == "auto" and whole_s <= cost_s:
+        return Compilation(False, f"not measured: a worker needs about {whole_s:.0f} s, trying it about {cost_s:.0f} s")
+    saved = foreseen() if setting == "auto" else None
+    if isinstance(saved, Missing):
+        return Compilation(False, f"not measured: {saved.reason}")
+    if saved and saved.value <= cost_s:
+        told = f"trying it takes about {cost_s:.0f} s, and it is predicted to save {_seconds(saved)} of {whole_s:.0f} s"
+        return Compilation(False, f"not measured: {told} per worker")
     measured = _measured(setting, eager, compiled(), texts, whole_s)
     if setting == "on" and not measured.on:
         raise PipelineError(f"evaluation.compile=on: {measured.reason}; leave it at auto")
@@ -136,13 +251,15 @@ def _measured(setting: str, eager: Predictor, compiled: Predictor, texts: Sequen
     ways = (eager, compiled)
     rounds = [[predictor.predict_tokens(tokens).seconds.compute_s for predictor in ways] for _ in range(ROUNDS)]
     eager_s, compiled_s = map(min, zip(*rounds, strict=True))
-    cost_s, saved_s = compiled.check.compile_s, whole_s * (1 - compiled_s / eager_s)
-    pays = saved_s > MARGIN * cost_s
-    told = f"compiling takes {cost_s:.0f} s and saves {saved_s:.0f} s of about {whole_s:.0f} s per worker"
+    gain = Interval.of(estimate([before / after for before, after in rounds]))
+    saved = Interval(*(whole_s * (1 - 1 / factor) for factor in (gain.value, gain.low, gain.high)))
+    cost_s = compiled.check.compile_s
+    pays = saved.low > cost_s
+    told = f"compiling takes {cost_s:.0f} s and saves {_seconds(saved)} of about {whole_s:.0f} s per worker"
     if setting == "on":
         told = f"evaluation.compile=on: {told}"
     elif not pays:
-        told = f"{told}, less than {MARGIN:g} times that"
+        told = f"{told}, not surely more than that"
     return Compilation(
         pays or setting == "on",
         told,
@@ -151,3 +268,7 @@ def _measured(setting: str, eager: Predictor, compiled: Predictor, texts: Sequen
         eager_s,
         float(np.abs(expected.logits - found.logits).max()),
     )
+
+
+def _seconds(saved: Interval) -> str:
+    return f"{saved.value:.0f} s [{saved.low:.0f}, {saved.high:.0f}]"

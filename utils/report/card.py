@@ -21,13 +21,13 @@ def card(data: ReportData) -> list[str]:
 
 def facts(data: ReportData) -> Facts:
     """Return what the card says of the optimal batch size in the model's own dtype."""
-    row, document = data.chosen, data.document
+    row = data.chosen
     verdict = row.get("verdict") if row else None
     reference = verdict.reference if verdict else None
     return Facts(
         model=_model(data),
         machine=machine(data),
-        dtype=(data.dtypes or [document["model"].get("dtype")])[0],
+        dtype=_dtype(data),
         shape=_shape(row, verdict),
         seconds=reference.seconds.value if reference else _seconds(row),
         verdict=verdict,
@@ -46,6 +46,11 @@ def _model(data: ReportData) -> str:
     model = data.document["model"]
     name = model.get("name") or "unknown model"
     return PurePath(name).name if model.get("origin") == "folder" else name
+
+
+def _dtype(data: ReportData) -> str | None:
+    own = (data.dtypes or [data.document["model"].get("dtype")])[0]
+    return f"{own} (auto)" if own and data.is_auto else own
 
 
 def machine(data: ReportData) -> str:

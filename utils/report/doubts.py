@@ -83,7 +83,10 @@ def _agreement(data: ReportData) -> list[str]:
     if not agreement or agreement["share"] == 1:
         return []
     share, rows = agreement["share"], agreement["rows"]
-    return [f"batched and one-by-one predictions differ in {100 * (1 - share):.1f} % of {rows} texts"]
+    own, against = data.document["model"].get("dtype"), agreement.get("against")
+    held = f", batched in {own} and one by one in {against}," if against not in (None, own) else ""
+    said = f"predictions{held} differ" if held else "batched and one-by-one predictions differ"
+    return [f"{said} in {100 * (1 - share):.1f} % of {rows} texts"]
 
 
 def _rows(data: ReportData) -> list[str]:
@@ -104,7 +107,7 @@ def _about(dtype: str, doubts: Sequence[tuple[int, str]]) -> str:
 
 def _full(data: ReportData) -> list[str]:
     full = data.full or {}
-    texts = []
+    texts = [full["labels_doubt"]] if full.get("labels_doubt") else []
     if full.get("truncated"):
         share = 100 * full["truncated"] / full["samples"]
         texts.append(f"{full['truncated']:,} texts ({share:.2f} %) were cut to {data.document['max_length']} tokens")

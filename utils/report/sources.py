@@ -22,7 +22,7 @@ from utils import steps, tasks
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
-from utils.config import Config
+from utils.config import AUTO, Config
 from utils.credentials import removed, without
 from utils.document import (
     Document,
@@ -157,6 +157,11 @@ class ReportData:
     def dtypes(self) -> list[str]:
         """The dtypes of the sweep, the model's own first."""
         return list(dict.fromkeys(row["dtype"] for row in self.rows))
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the model's own dtype was left to the program."""
+        return self.document["model"].get("dtype_setting") == AUTO
 
     @property
     def choice(self) -> Optimal:

@@ -69,6 +69,11 @@ def _model(data: ReportData) -> list[tuple[str, str]]:
         ("Labels", _count(model.get("num_labels"))),
         ("Parameters", f"{_count(total)} ({_count(trainable)} trainable)"),
         ("Size", f"{quantity(model.get('size_mb'), 'MB')} in {clean(model.get('dtype'))}"),
+        *(
+            [("Dtype", f"{clean(model.get('dtype'))} by model.dtype=auto: {clean(model.get('dtype_reason'), 200)}")]
+            if data.is_auto
+            else []
+        ),
         ("Load time", quantity(model.get("load_time_s"), "s")),
         ("Measured in", ", ".join(data.dtypes) or unknown("no batch size was measured yet")),
     ]

@@ -1,21 +1,21 @@
 """Compare the variants on the texts of the dataset, and leave what was found: JSON, a table, the texts that changed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
 import numpy as np
 
 from boundby import files
-from boundby.device import pick_device, synchronizer
+from boundby.device import busy_threads, pick_device, synchronizer
 from boundby.inference import ExactnessReport, compare_logits
 from boundby.inference.engines import MOST_CALIBRATION
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer
 from boundby.verdict import Doubt, Fix, Verdict
-from utils import instruments, models
+from utils import instruments, models, steps
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run
 from utils.data import DataReceipt, Rows
@@ -95,7 +95,9 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
         calibration=_spread(rows.texts, MOST_CALIBRATION),
         folder=run.layout.engines,
     )
-    listed = variants(device, settings)
+    own = steps.measured_dtype(config, run.layout)
+    own = own or models.choose_dtype(config.model.dtype, source.path, device).dtype
+    listed = [each if own == DTYPE else _in_float32(each) for each in variants(device, settings)]
     try:
         with run.progress(len(listed), "make the variants") as progress:
             made, refused = rounds.make(listed, shop, timer, deadline, lambda text: progress.advance(1, text))
@@ -114,6 +116,14 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     )
     files.write_json(run.layout.variants, document)
     return document
+
+
+def _in_float32(variant: Variant) -> Variant:
+    """Return the variant with settings that run it as it was compared, where the model's own dtype is another."""
+    stated = variant.settings
+    if stated is None or any(each.startswith("model.dtype=") for each in stated):
+        return variant
+    return replace(variant, settings=(f"model.dtype={DTYPE}", *stated))
 
 
 def _spread(texts: Sequence[str], number: int) -> list[str]:
@@ -137,14 +147,15 @@ def _baseline(layout: Layout) -> tuple[Verdict | None, int | None]:
 def _measure(run: Run, found: Comparison, parts: Sequence[np.ndarray], timer: Timer, deadline: float) -> None:
     """Let the variants take turns, and note what else used the machine meanwhile."""
     texts = [[found.rows.texts[position] for position in part] for part in parts]
-    watch = instruments.watch(pick_device(run.config.model.device)).start()
+    device = pick_device(run.config.model.device)
+    watch = instruments.watch(device).start()
     with run.progress(None, "compare the variants") as progress:
 
         def told(number: int) -> None:
             progress.advance(1, f"round {number}")
 
         made, refused, taken = rounds.take_turns(found.made, texts, timer, deadline, told)
-    seen = watch.stop().disturbances(rounds.threads())
+    seen = watch.stop().disturbances(busy_threads(device))
     found.doubts += [str(Doubt("disturbed", each.text)) for each in seen if each.is_passing]
     found.made, found.sizes = made, [len(parts[part]) for part in taken]
     found.refused |= refused

@@ -20,7 +20,16 @@ from utils.variants.rounds import Measured
 # All else is one kind, normalisation too: one variant adds and normalises in one operator, another in seven.
 NAMED = {
     PRODUCTS: ("mm", "addmm", "linear", "_linear_pointwise", "_mkl_linear", "qlinear_pointwise"),
-    ATTENTION: ("scaled_dot_product", "attention", "bmm", "baddbmm", "_softmax", "_safe_softmax"),
+    ATTENTION: (
+        "scaled_dot_product",
+        "attention",
+        "_varlen_attn",
+        "_efficient_attention_forward",
+        "bmm",
+        "baddbmm",
+        "_softmax",
+        "_safe_softmax",
+    ),
     "activation": ("gelu", "silu", "tanh", "relu", "sigmoid"),
     "copies": ("copy_", "clone", "cat", "index", "index_select", "embedding", "gather", "stack"),
 }
