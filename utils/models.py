@@ -21,7 +21,7 @@ from boundby.inference import Tokens, batches_in_order, collate, forward, rotary
 from utils import tasks
 from utils.config import Model
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
-from utils.model_source import ModelSource, check_code, fetch, hashed_alone, locate
+from utils.model_source import ModelSource, check_code, fetch, hashed_alone, locate, require_attention
 
 __all__ = ["ModelSource", "fetch", "locate"]  # what finds a model, beside what loads it
 
@@ -202,6 +202,7 @@ def _device(wanted: str | torch.device) -> torch.device:
 
 
 def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_remote_code: bool) -> Any:
+    require_attention(source)
     with _explained(source, "the model", target) as folder:
         model, told = tasks.of(source.task).load_weights(
             folder,
