@@ -198,14 +198,16 @@ def _of_kernels(work: Work, timer: Timer) -> DeviceTime:
     return DeviceTime(seconds, by="kernels") if seconds else DeviceTime(None, "the profiler recorded no kernels")
 
 
-def captured(work: Work, warm_ups: int = 3) -> torch.cuda.CUDAGraph:
+def captured(work: Work, warm_ups: int = 3, pool: Any = None) -> torch.cuda.CUDAGraph:
     """Return the graph of one call with static inputs, on the current device, after calls that allocate workspaces.
+
+    `pool` is the memory of graphs that are replayed one after another; None: one of its own.
 
     Raises RuntimeError where the call reads from the device. Where the end of a capture raises, `torch.cuda.graph`
     leaves its stream current, and its memory pool is still the one that the allocator fills and will not empty. So the
     stream is set back from outside, and the pool closed by its own identifier.
     """
-    device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
+    device, pool = torch.cuda.current_device(), pool or torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())

@@ -125,6 +125,7 @@ class Finding:
     peak_flops_per_s: float | Missing
     energy_j: float | Missing
     energy_net_j: float | Missing
+    attention_backend: str | Missing = Missing(NOT_DIAGNOSED)
 
     def fill(self, row: "Row") -> "Row":
         """Return the row with what was found, and its doubts joined by those of the verdict."""
@@ -572,6 +573,18 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("energy_per_sample_j", ENERGY, found=lambda f: f.energy_j),
     Column("energy_per_sample_net_j", ENERGY, found=lambda f: f.energy_net_j, kind=float | None),
+    Column(
+        "attention_backend",
+        Meaning(
+            "what computed attention in the reference batch, by its operators: a backend of "
+            "`torch.nn.attention.SDPBackend` (`flash`, `mem_efficient`, `cudnn`, `math`), another library "
+            "(`flash_attn`), or `eager`; several are joined by +",
+            is_not="the setting: a kernel that does not take a mask or a dtype gives way to another",
+            section="work",
+        ),
+        found=lambda f: f.attention_backend,
+        kind=NotRequired[str | None],
+    ),
     Column("flops_per_batch", WORK, found=lambda f: f.flops),
     Column(
         "useful_flops_pct",

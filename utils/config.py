@@ -60,6 +60,9 @@ Switch = Annotated[
 VariantName = Literal[
     "sorted", "float32_prepared", "half_threads", "float32_fast", "bfloat16", "float16", "int8", "compiled",
     "bfloat16_compiled", "onnxruntime", "onnxruntime_int8", "openvino", "openvino_bfloat16", "openvino_int8",
+    "sorted_half", "use_cache_off", "sdpa", "sdpa_math", "sdpa_mem_efficient", "sdpa_cudnn", "sdpa_flash", "eager",
+    "sdpa_fa3", "sdpa_fa4", "flash_attention_2", "flash_attention_3", "flash_attention_4", "fp8",
+    "compiled_reduce_overhead", "compiled_max_autotune", "cuda_graphs",
 ]  # fmt: skip
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Column = PositiveInt | Name  # a number is the place of a column where the file has no header; 1 is the first

@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from boundby import trials
+from boundby.attention import attention_backend
 from boundby.attention_mask import unread
 from boundby.bottleneck import Extras, Forward, bottleneck, counted_quietly, loads, other_precisions, verdict_on
 from boundby.ceilings import Ceilings
@@ -142,7 +143,12 @@ class _Case:
             else Missing(f"the ceiling in {self.row['dtype']} was not measured"),
             energy_j=energy,
             energy_net_j=net,
+            attention_backend=self._attention(),
         )
+
+    def _attention(self) -> str | Missing:
+        batch = self.subject.selection.reference(self.row["batch_size"])
+        return _tried(lambda: attention_backend(self._call(batch)))
 
     def _verdict(self, left: float) -> Verdict:
         """Return the verdict: of the chosen size in full, on its reference batch; of others by what is known."""

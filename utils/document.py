@@ -466,18 +466,25 @@ class VariantRow(TypedDict, total=False):
     exactness: Exactness
     changed: int
     operators: dict[str, Change]
-    runs_here: bool
+    attention_backend: str | None  # what computed attention, as `boundby.attention` names it
+    attention_backend_reason: str | None
+    program: list[str]  # its lines in a program of one's own
+    runs_here: bool  # settings of the pipeline have it
     against: str | None
     million_s: float
     million_cost: float | None
 
 
 class Recommended(TypedDict):
-    """The variant to use: the settings, and the environment, that run the pipeline with it; or why there is none."""
+    """The variant to use, or why there is none.
+
+    Settings and environment run the pipeline with it, the lines of `program` a program of one's own.
+    """
 
     name: str | None
     settings: list[str]
     environment: dict[str, str]
+    program: NotRequired[list[str]]
     reason: str | None
 
 

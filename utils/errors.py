@@ -5,6 +5,8 @@ PipelineError              1  a step failed
 └── EnvironmentLacksError  3  a driver, disk space or the network is missing
 """
 
+import importlib.metadata
+
 from boundby.cli import IS_INSTALLED
 
 # Package -> the extra of the wheel that brings it; the option of setup_environment.sh has the same name.
@@ -13,7 +15,15 @@ EXTRAS = {
     "ray": "ray", "streamlit": "monitor", "altair": "monitor",
     **dict.fromkeys(("nncf", "onnx", "onnxruntime", "onnxscript", "openvino"), "engines"),
 }  # fmt: skip
-CLIENTS = ("mlflow", "wandb")  # of services: neither ours nor pinned by us
+# Clients of services, and what has to fit the torch and the GPU that are there: none of them is pinned by us.
+INSTALLED_BY = {
+    "mlflow": "pip install mlflow",
+    "wandb": "pip install wandb",
+    "torchao": "pip install torchao",
+    "flash-attn": "pip install flash-attn --no-build-isolation",
+    "flash-attn-3": "it is built from the folder hopper of github.com/Dao-AILab/flash-attention",
+    "flash-attn-4": "pip install --pre flash-attn-4",
+}
 
 
 class PipelineError(Exception):
@@ -34,10 +44,18 @@ class EnvironmentLacksError(PipelineError):
     exit_code = 3
 
 
+def require_installed(distribution: str) -> None:
+    """Raise EnvironmentLacksError, with what installs it, where this package is not installed."""
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        raise lacking(distribution) from None
+
+
 def lacking(*packages: str) -> EnvironmentLacksError:
     """Return the error that names packages which are not installed, with the line that installs them."""
-    if packages[0] in CLIENTS:
-        return EnvironmentLacksError(f"{packages[0]}: not installed; pip install {packages[0]}")
+    if packages[0] in INSTALLED_BY:
+        return EnvironmentLacksError(f"{packages[0]}: not installed; {INSTALLED_BY[packages[0]]}")
     extra = EXTRAS.get(packages[0])
     option = f" --{extra}" if extra else ""
     line = f"pip install 'boundby[{extra or 'transformers'}]'" if IS_INSTALLED else f"bash setup_environment.sh{option}"

@@ -18,7 +18,7 @@ from boundby import files
 from boundby.formatting import first_line
 from utils import contents, hub, tasks
 from utils.config import QUICKSTART, Model
-from utils.errors import EnvironmentLacksError, InputError
+from utils.errors import EnvironmentLacksError, InputError, require_installed
 
 DOWNLOAD = "run `python scripts/01_download_data.py` with the same --config and overrides"
 CONFIG = "config.json"
@@ -36,6 +36,10 @@ READ = (
     "*.model", "tokenizer.model.*", "*.spm", "*.tokenizer", "*.tiktoken",
     "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
 )  # fmt: skip
+# What transformers calls an attention that is not its own, and the package that has it.
+FLASH_ATTENTION = {
+    "flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4",
+}  # fmt: skip
 ADAPTER = "adapter_config.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.ckpt", "*.msgpack")
 STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors calls them
@@ -115,6 +119,21 @@ def check_code(folder: Path, name: str, *, with_tokenizer: bool = True) -> None:
             f"{name}: brings Python code of its own ({named[0]}), which would run on this machine; "
             "read it, then add --trust-remote-code if you trust it"
         )
+
+
+def require_attention(source: ModelSource) -> None:
+    """Raise EnvironmentLacksError where the checkpoint asks for an attention that is not installed.
+
+    Transformers might fetch a kernel from the Hub in its place, and run it.
+    """
+    config = _read_config(source.path)
+    for key in ("attn_implementation", "_attn_implementation"):
+        if package := FLASH_ATTENTION.get(str(config.get(key))):
+            try:
+                require_installed(package)
+            except EnvironmentLacksError as error:
+                said = f"{source.name}: {key} in its {CONFIG} is {config[key]}; {error}, or take the key out"
+                raise EnvironmentLacksError(said) from None
 
 
 def _check_files(folder: Path, name: str, task: str) -> None:

@@ -25,7 +25,15 @@ from boundby.stats import wilson_interval
 from utils import tasks
 from utils.config import AUTO, Model
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
-from utils.model_source import ModelSource, check_code, fetch, hashed_alone, locate, own_dtype
+from utils.model_source import (
+    ModelSource,
+    check_code,
+    fetch,
+    hashed_alone,
+    locate,
+    own_dtype,
+    require_attention,
+)
 
 __all__ = ["ModelSource", "fetch", "locate"]  # what finds a model, beside what loads it
 
@@ -313,6 +321,7 @@ def _device(wanted: str | torch.device) -> torch.device:
 
 
 def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_remote_code: bool) -> Any:
+    require_attention(source)
     with _explained(source, "the model", target) as folder:
         model, told = tasks.of(source.task).load_weights(
             folder,

@@ -246,9 +246,16 @@ def prepare(model: nn.Module) -> None:
 
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes that parameters and buffers hold, each tensor once, and those of prepared weights."""
-    tensors = {each.data_ptr(): each for each in (*model.parameters(), *model.buffers())}.values()
+    held = (part for each in (*model.parameters(), *model.buffers()) for part in _parts(each))
+    tensors = {each.data_ptr(): each for each in held}.values()
     packed = [each.packed for each in model.modules() if isinstance(each, PreparedLinear | Int8Linear)]
     return sum(each.numel() * each.element_size() for each in (*tensors, *packed))
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return what a tensor holds: those of torchao have values and scales in tensors of their own, and no memory."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [getattr(tensor, name) for name in flatten()[0]] if flatten else [tensor]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._library.custom_ops import OPDEFS
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -53,6 +54,7 @@ FREE = {
     aten.requires_grad_.default, aten.record_stream.default,
 }  # fmt: skip
 HALF = (torch.bfloat16, torch.float16)
+ON_HOST = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # whatever is switched off for the card
 
 machine: Machine | None = None  # the one that is plugged in
 _kept: list[torch.library.Library] = []
@@ -548,7 +550,7 @@ def _fused(name: str, outputs: int) -> Callable[..., Any]:
         raw = [_raw(tensor) for tensor in (query, key, value)]
 
         def compute() -> torch.Tensor:
-            with torch._C._InferenceMode(False), torch.no_grad():
+            with torch._C._InferenceMode(False), torch.no_grad(), sdpa_kernel(ON_HOST):
                 return torch.nn.functional.scaled_dot_product_attention(
                     *raw, attn_mask=_raw(mask), is_causal=is_causal, scale=scale,
                     enable_gqa=raw[0].shape[-3] != raw[1].shape[-3],
@@ -614,7 +616,7 @@ def _each_text(name: str, given: Any, starts: Any, window: tuple[int, int], scal
 
     def compute() -> torch.Tensor:
         out = torch.zeros_like(raw[0])
-        with torch._C._InferenceMode(False), torch.no_grad():
+        with torch._C._InferenceMode(False), torch.no_grad(), sdpa_kernel(ON_HOST):
             for text in range(len(ends) - 1):
                 rows, columns = slice(ends[text], ends[text + 1]), slice(key_ends[text], key_ends[text + 1])
                 q, k, v = (t[s].transpose(0, 1)[None] for t, s in zip(raw, (rows, columns, columns), strict=True))

@@ -352,3 +352,11 @@ def test_int8_is_refused_with_the_reason_where_there_is_nothing_to_convert_or_no
     monkeypatch.setattr(precision, "has_int8_products", lambda device: False)
     with pytest.raises(ValueError, match="this CPU has no products of eight bits"):
         PRECISIONS["int8"].copy_of(model)
+
+
+def test_a_weight_that_consists_of_tensors_holds_what_these_hold():
+    """As those of torchao do, whose own memory is none and whose dtype is that of the model."""
+    layer = torch.nn.Linear(8, 4, bias=False)
+    layer.weight.qdata, layer.weight.scale = torch.zeros(4, 8, dtype=torch.float8_e4m3fn), torch.ones(4, 1)
+    layer.weight.__tensor_flatten__ = lambda: (["qdata", "scale"], {})
+    assert weight_bytes(layer) == 4 * 8 + 4 * 4

@@ -72,6 +72,19 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     assert not any(each.title.startswith("Use padded") for each in advice.advice(read(document, **traced())))
 
 
+def test_a_variant_that_a_program_of_one_s_own_alone_can_run_is_advised_as_such(read, data, document):
+    found, line = variants("bfloat16"), 'model.set_attn_implementation("flash_attention_2")'
+    chosen = next(row for row in found["variants"] if row["name"] == "bfloat16")
+    chosen |= {"words": "bfloat16, FlashAttention 2", "runs_here": False, "program": [line]}
+    found["recommended"] |= {"settings": [], "program": [line]}
+    files.write_json(data.layout.variants, found)
+    compared = read(document, **traced())
+    first = advice.advice(compared)[0]
+    assert first.title == "Use bfloat16, FlashAttention 2 in a program of your own" and first.command is None
+    assert "runs that way already" not in first.why
+    assert f"In a program of your own: - {line}" in section(compared, "Which variant to use")
+
+
 def test_what_was_tried_stands_beside_what_was_predicted_and_a_refuted_fix_is_not_advised(data):
     said = section(data, "What was tried")
     assert "bfloat16 1.7× [1.6, 1.8] 1.8× [1.7, 1.9] faster 99.4" in said

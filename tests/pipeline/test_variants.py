@@ -73,7 +73,9 @@ def test_every_variant_is_a_row_with_figures_or_with_the_reason_why_it_is_not_to
         assert rows[name]["exactness"]["same_labels"] == rows[name]["exactness"]["rows"] == 40
         assert rows[name]["exactness"]["accuracy_difference"] == 0 and rows[name]["against"] is None
     with (folder / "variants.csv").open() as file:
-        assert [row["name"] for row in csv.DictReader(file)] == list(rows)
+        table = {row["name"]: row for row in csv.DictReader(file)}
+    assert list(table) == list(rows)
+    assert table["as_it_comes"]["attention_backend"] == rows["as_it_comes"]["attention_backend"] == "flash"
     with (folder / "changed_labels.csv").open() as file:
         assert all(row["in_float32"] != row["in_variant"] for row in csv.DictReader(file))
     assert "not bfloat16, without padding: this processor has no bfloat16 products" in capsys.readouterr().out
@@ -189,6 +191,7 @@ def test_an_engine_that_cannot_be_had_costs_its_own_row_alone_and_leaves_no_file
     assert rows["openvino_bfloat16"]["why"] == "not_possible"
     assert rows["openvino_int8"]["reason"].endswith("64 texts or more; the dataset has 40")
     assert rows["openvino"]["status"] == "measured" and rows["openvino"]["against"].endswith("are asked for")
+    assert rows["openvino"]["attention_backend"] is None and rows["openvino"]["attention_backend_reason"]
     assert rows["openvino"]["disk_bytes"] == 7 and not (folder / "engines").exists()
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     assert run([*arguments, which]) == 0
@@ -531,6 +534,8 @@ def test_the_report_gains_the_section_and_its_picture_when_step_05_has_run_after
     quick = ["profiling.batch_sizes=[2]", "profiling.max_seconds_per_batch_size=0.2", "evaluation.enabled=false"]
     settings = [*arguments, *quick, "pod.price_per_hour=2"]
     assert run(settings, "02_baseline_inference") == 0 and run(settings, "04_visualize_results") == 0
+    with (folder / "detailed_metrics.csv").open() as file:
+        assert [row["attention_backend"] for row in csv.DictReader(file)] == ["flash"]
     assert "Which variant to use" not in (folder / "baseline_summary_report.txt").read_text()
     assert run(settings) == 0
     text = (folder / "baseline_summary_report.txt").read_text()

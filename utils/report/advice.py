@@ -113,8 +113,11 @@ def _variant(data: ReportData) -> Iterator[Advice]:
     exactness, command = chosen["exactness"], variants.command(found, data)
     kept = f"{exactness['same_labels']:,} of {exactness['rows']:,} labels stay."
     why = f"Tried over {found['texts']:,} texts, against {variants.compared_with(found)}; {kept}"
-    why += "" if command else " The pass over the whole set runs that way already."
-    title = f"Use {chosen['words']}" if command else _own_batches(chosen, found["batch_size"])
+    runs_here = chosen.get("runs_here", True)
+    already = " The pass over the whole set runs that way already."
+    why += "" if command else already if runs_here else " Its lines stand under the table of the variants."
+    title = f"Use {chosen['words']}" + ("" if runs_here else " in a program of your own")
+    title = title if command or not runs_here else _own_batches(chosen, found["batch_size"])
     yield Advice(SPEED, title, why, command, Interval(**chosen["gain"]), is_measured=True)
 
 

@@ -18,6 +18,7 @@ REFERENCE = "as_it_comes"
 UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 LEAST = 2  # of a unit, to be told in it
 MARK = " *"
+PROGRAM = "In a program of your own:"
 WIDE = 10  # times the value, an interval says no more than that it is unsure
 
 
@@ -60,7 +61,9 @@ def console_lines(found: Variants) -> list[str]:
     against = [f"not allowed: {each}" for each in _not_allowed(found)]
     told = [_how(found), *_whys(found, measured(found)), *against, *refused, *found["doubts"]]
     lines = [line for each in told for line in paragraph(each)]
-    return [*cells, "", *lines, "", *paragraph(_recommended(found))]
+    program = _program(found)
+    own = [PROGRAM, *(f"  {line}" for line in program)] if program else []
+    return [*cells, "", *lines, "", *paragraph(_recommended(found)), *own]
 
 
 def measured(found: Variants) -> list[VariantRow]:
@@ -95,7 +98,16 @@ def _answer(found: Variants, data: ReportData) -> list[Block]:
         return [Paragraph(said)]
     cost = row["million_cost"]
     price = "" if cost is None else f", which costs {cost:,.2f}" if cost >= 1 else f", which costs {number(cost)}"
-    return [Paragraph(f"{said} A million texts then take {_duration(row['million_s'])}{price}.")]
+    answer = Paragraph(f"{said} A million texts then take {_duration(row['million_s'])}{price}.")
+    program = _program(found)
+    return [answer, *([Paragraph(PROGRAM), BulletList(program)] if program else [])]
+
+
+def _program(found: Variants) -> list[str]:
+    """Return the lines of a program that computes as the recommended variant does, where that is surely faster."""
+    chosen = found["recommended"]
+    is_faster = chosen["name"] and _row(found, chosen["name"])["gain"]["low"] > 1
+    return chosen.get("program", []) if is_faster else []
 
 
 def _recommended(found: Variants) -> str:
@@ -110,7 +122,8 @@ def _recommended(found: Variants) -> str:
     gained = factor(Interval(**row["gain"]))
     if row["gain"]["low"] <= 1:
         none = "no other way it can run keeps enough labels and is surely faster"
-        kept = f"Keep the pipeline as it is, {row['words']}: {none}."
+        own = f", {row['words']}" if row.get("runs_here", True) else ""
+        kept = f"Keep the pipeline as it is{own}: {none}."
         return kept + _beyond(found, row) + _unsure(found, row)
     used = f"Use {row['words']}: {gained} the texts per second of {compared_with(found)}; {kept}."
     return used + _beyond(found, row) + _unsure(found, row)
@@ -119,7 +132,7 @@ def _recommended(found: Variants) -> str:
 def _beyond(found: Variants, chosen: VariantRow) -> str:
     """Return what is allowed and surely faster, but an engine: the pipeline chooses it itself."""
     others = [row for row in measured(found) if row["name"] != REFERENCE and not row["against"]]
-    elsewhere = [row for row in others if not row.get("runs_here", True)]
+    elsewhere = [row for row in others if not row.get("runs_here", True) and not row.get("program")]
     fastest = max(elsewhere, key=lambda row: row["gain"]["value"], default=chosen)
     if fastest["gain"]["low"] <= chosen["gain"]["high"]:
         return ""
@@ -255,12 +268,13 @@ def _more(rows: Sequence[VariantRow]) -> Table:
             number(row["disk_bytes"] / 1e6),
             f"{100 * row['exactness']['agreement_low']:.2f} to {100 * row['exactness']['agreement_high']:.2f}",
             _accuracy_range(row),
+            row.get("attention_backend") or NOTHING,
         ]
         for row in rows
     ]
     headers = ["variant", "a million\ntexts", "ready\nafter s", "won back\nafter texts", "memory rose\nby MB",
-               "files\nMB", "same labels\n% (95 %)", "accuracy points\n(95 %)"]  # fmt: skip
-    return Table(headers, cells, left=[0])
+               "files\nMB", "same labels\n% (95 %)", "accuracy points\n(95 %)", "attention"]  # fmt: skip
+    return Table(headers, cells, left=[0, len(headers) - 1])
 
 
 def _won_back(row: VariantRow) -> str:

@@ -1,6 +1,6 @@
 """Compare the variants on the texts of the dataset, and leave what was found: JSON, a table, the texts that changed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -11,6 +11,7 @@ from boundby import files
 from boundby.device import busy_threads, pick_device, synchronizer
 from boundby.inference import ExactnessReport, compare_logits
 from boundby.inference.engines import MOST_CALIBRATION
+from boundby.known import Missing, known
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer
@@ -22,7 +23,7 @@ from utils.data import DataReceipt, Rows
 from utils.document import OtherVersion, Recommended, Span, VariantRow, Variants, read_document
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
-from utils.variants import operators, reasons, rounds
+from utils.variants import operators, reasons, rounds, stock
 from utils.variants.recommendation import Candidate, Recommendation, Tolerance, recommend, won_back_after
 from utils.variants.rounds import Measured, Refusal
 from utils.variants.ways import PACKED, REFERENCE, Variant, Way, Workshop, called, variants
@@ -37,7 +38,7 @@ TABLE = (
     "gain_high", "latency_ms", "latency_ms_low", "latency_ms_high", "weight_mb", "extra_mb", "disk_mb", "one_off_s",
     "won_back_after_texts", "same_labels", "texts", "agreement_low", "agreement_high", "accuracy",
     "accuracy_difference", "accuracy_difference_low", "accuracy_difference_high", "base", "gain_over_base", "predicted",
-    "tried", "million_s", "million_cost", "against",
+    "tried", "million_s", "million_cost", "against", "attention_backend",
 )  # fmt: skip
 CHANGED = ("variant", "row_id", "label", "in_float32", "in_variant", "text")
 
@@ -97,11 +98,13 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     )
     own = steps.measured_dtype(config, run.layout)
     own = own or models.choose_dtype(config.model.dtype, source.path, device).dtype
-    listed = [each if own == DTYPE else _in_float32(each) for each in variants(device, settings)]
+    listed = variants(device, settings, stock.variants(device))
+    listed = listed if own == DTYPE else [_in_float32(variant) for variant in listed]
     try:
         with run.progress(len(listed), "make the variants") as progress:
             made, refused = rounds.make(listed, shop, timer, deadline, lambda text: progress.advance(1, text))
         found = Comparison(rows, receipt.rows, made, refused)
+        found.doubts += [str(Doubt("disturbed", text)) for text in shop.doubts]
         found.operators = operators.replay(made, shop.pack(), len(probe), timer, device, deadline)
         left, most = deadline - timer.clock(), settings.rows or len(rows)
         parts = rounds.parts_of(lengths, made, len(probe), left, most)
@@ -190,7 +193,7 @@ def _document(
         "min_agreement": settings.min_agreement,
         "max_accuracy_drop": settings.max_accuracy_drop,
         "variants": [measured.get(each.name) or _refused(each, own, found.refused[each.name]) for each in listed],
-        "recommended": _as_recommended(chosen, listed),
+        "recommended": _as_recommended(chosen, listed, measured),
         "doubts": found.doubts,
     }
 
@@ -225,6 +228,9 @@ def _row(each: Measured, found: Comparison, verdict: Verdict | None) -> VariantR
         "exactness": report.as_dict(),  # type: ignore[typeddict-item]
         "changed": report.rows - report.same_labels,
         "operators": reasons.beside(found.operators.get(variant.base or ""), found.operators.get(variant.name)),
+        "attention_backend": known(each.attention),
+        "attention_backend_reason": each.attention.reason if isinstance(each.attention, Missing) else None,
+        "program": list(each.way.program),
         "runs_here": variant.settings is not None,
         "against": None,
     }
@@ -247,23 +253,27 @@ def _candidate(each: Measured, found: Comparison) -> Candidate:
         each.one_off_s,
         found.reports[each.variant.name],
         each.variant.kind,
-        each.variant.settings is not None,
+        each.variant.settings is not None or bool(each.way.program),
     )
 
 
-def _as_recommended(chosen: Recommendation, listed: Sequence[Variant]) -> Recommended:
+def _as_recommended(
+    chosen: Recommendation, listed: Sequence[Variant], measured: Mapping[str, VariantRow]
+) -> Recommended:
     variant = next((each for each in listed if each.name == chosen.name), None)
     if variant is None:
         return {
             "name": None,
             "settings": [],
             "environment": {},
-            "reason": "no variant that the pipeline can run keeps as much as was asked for",
+            "program": [],
+            "reason": "no variant that the pipeline or a program of yours can run keeps as much as was asked for",
         }
     return {
         "name": variant.name,
         "settings": list(variant.settings or ()),
         "environment": dict(variant.environment),
+        "program": measured[variant.name]["program"],
         "reason": None,
     }
 

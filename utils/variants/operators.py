@@ -76,7 +76,7 @@ def replay(
 
     The variants take turns, so that what else slows the machine for a while slows all of them.
     """
-    seen = [each for each in made if each.way.work]
+    seen = [each for each in made if each.way.work and not each.way.is_captured]
     each_s = PASSES * sum(each.probe_s for each in seen) / probe_texts
     count = min(len(texts), int(SHARE * (deadline - timer.clock()) / max(each_s, 1e-9)))
     if count < FEWEST:

@@ -22,14 +22,14 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant as the rule sees it. `runs_here`: there are settings that run the pipeline with it."""
+    """A variant as the rule sees it. `is_usable`: settings of the pipeline, or lines of a program, compute so."""
 
     name: str
     texts_per_s: float
     one_off_s: float
     report: ExactnessReport
     kind: Kind
-    runs_here: bool
+    is_usable: bool
 
     @property
     def million_s(self) -> float:
@@ -74,7 +74,7 @@ def recommend(
     `factors` is the throughput of the first of a pair over that of the second, from rounds of both.
     """
     against = {each.name: said for each in candidates if (said := objection(each.report, each.kind, tolerance))}
-    allowed = [each for each in candidates if each.runs_here and each.name not in against]
+    allowed = [each for each in candidates if each.is_usable and each.name not in against]
     if not allowed:
         return Recommendation(None, against)
     best = min(allowed, key=lambda each: each.million_s)

@@ -17,7 +17,10 @@ from itertools import cycle
 import numpy as np
 import torch
 
+from boundby.attention import attention_backend
 from boundby.device import is_out_of_memory, release_memory
+from boundby.formatting import first_line
+from boundby.known import Missing
 from boundby.memory import MemoryMeter, MemoryUse
 from boundby.roofline import Interval
 from boundby.stats import estimate
@@ -32,6 +35,7 @@ MOST_ALIKE = 64  # texts of a group: with more, a part has too few of them, and 
 LEAST_GROUPS = 8  # of a part, if it has as many texts
 NARROW = 0.02  # half of the interval as a share of the factor, of every variant, with which no more rounds are made
 LATENCY_TEXTS = 5  # in each round, one at a time
+ATTENTION_TEXTS = 8  # of many lengths, by whose operators attention is named
 SETUP_SHARE = 0.5  # of the seconds that may go into making variants
 SPARE = 0.8  # of the seconds that are left may the parts take, by what the variants took on the probe
 
@@ -50,6 +54,7 @@ class Measured:
 
     `one_off_s` is what making it took, with the first pass over the probe as far as that took longer than the second.
     `extra_bytes` is how far the memory of the process, or of the GPU, rose above what lay there at the start.
+    `attention` is what computed the attention of some texts of the probe.
     """
 
     variant: Variant
@@ -57,6 +62,7 @@ class Measured:
     one_off_s: float
     probe_s: float
     extra_bytes: int | None
+    attention: str | Missing = Missing("it was not looked at")
     seconds: list[float] = field(default_factory=list)
     single_s: list[float] = field(default_factory=list)
     logits: list[np.ndarray] = field(default_factory=list)
@@ -123,9 +129,19 @@ def _made(variant: Variant, shop: Workshop, timer: Timer) -> Measured:
         before = meter.stop()
         probe_s = timer.isolated(lambda: way.logits(shop.probe))
         after = meter.stop()
+        attention = _attention(way, shop.probe[:ATTENTION_TEXTS])
     one_off_s = way.earlier_s + made_s + max(0.0, cold_s - probe_s)
     rise = way.rise(shop.probe) if way.rise else _rise(before, after)
-    return Measured(variant, way, one_off_s, probe_s, rise)
+    return Measured(variant, way, one_off_s, probe_s, rise, attention)
+
+
+def _attention(way: Way, texts: Sequence[str]) -> str | Missing:
+    """Return what computes the attention of the texts; an engine has operators that torch does not see."""
+    try:
+        with torch.inference_mode():
+            return attention_backend(way.work(texts) if way.work else lambda: way.logits(texts))
+    except Exception as error:  # a model, and torch's profiler, may raise anything
+        return Missing(f"its operators could not be recorded ({first_line(error)})")
 
 
 def _rise(before: MemoryUse, after: MemoryUse) -> int | None:

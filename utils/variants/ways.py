@@ -1,9 +1,9 @@
 """The variants of step 05: what each is called, how it is made, and the settings that run the pipeline with it."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import torch
 from boundby.device import fast_float32_products, has_bfloat16_products, host_threads, is_gpu, is_host
 from boundby.inference import (
     PRECISIONS,
+    Batch,
     Precision,
     Predictor,
     PredictorOptions,
@@ -52,6 +53,7 @@ RefusalKind = Literal[
     "failed",
 ]
 REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: others are compared with them
+SORTED = "sorted"
 UNPADDED, ONE_BY_ONE = "without padding", "one text at a time"
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
 ENGINE_SIZES = (16, 32, 64, 128)
@@ -76,7 +78,8 @@ class Way:
     they come from. `is_padded` tells whether shorter texts of a batch are padded to its longest. `earlier_s` was spent
     for another variant on what this one needs as well. `rise` tells how far the memory of a process of its own grows
     over texts. `work` returns a call that computes texts and does nothing else, None where torch does not see its
-    operators; those of a compiled one it sees only as they were before.
+    operators; those of a compiled one it sees only as they were before, and of a captured one as they were captured.
+    `program` are the lines by which a program of one's own computes so, () where there are none.
     """
 
     logits: Callable[[Sequence[str]], np.ndarray]
@@ -89,6 +92,8 @@ class Way:
     rise: Callable[[Sequence[str]], int | None] | None = None
     work: Callable[[Sequence[str]], Work] | None = None
     is_compiled: bool = False
+    is_captured: bool = False
+    program: tuple[str, ...] = ()
 
 
 @dataclass
@@ -96,7 +101,9 @@ class Workshop:
     """What the variants are made of: the model in float32, and how its texts are cut and batched.
 
     `probe` are some texts, spread over the lengths, on which a way checks itself and is warmed up; `by_length` those
-    of one part from the shortest to the longest, `calibration` some of all. Converted models lie in `folder`.
+    of one part from the shortest to the longest, `calibration` some of all. Converted models lie in `folder`. `stock`
+    is the model in the dtype of the variants of `utils.variants.stock`, once one is made; `sizes` are the best batch
+    sizes of sorted texts; `doubts` are what making a variant has left behind.
     """
 
     loaded: LoadedModel
@@ -111,6 +118,9 @@ class Workshop:
     made: dict[str, Predictor] = field(default_factory=dict)
     engines: dict[Library, tuple[EngineProcess, float]] = field(default_factory=dict)
     failed: dict[Library, EngineFailed] = field(default_factory=dict)
+    stock: Any = None
+    sizes: dict[torch.dtype, int] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
 
     def neighbours(self, size: int) -> Sequence[str]:
         """Return so many texts of similar length, as one batch of a sorted part has them."""
@@ -158,7 +168,7 @@ class Workshop:
         """Return the predictor of this precision. Raises Refused where it cannot be."""
         key = f"{precision}, compiled" if compiled else precision
         if key not in self.made:
-            _require_memory(self.loaded, ALL_PRECISIONS[precision])
+            require_memory(self.loaded, ALL_PRECISIONS[precision])
             options = PredictorOptions(self.max_length, precision, compile=compiled)
             model, tokenizer = self.loaded.model, self.loaded.tokenizer
             made = Predictor(model, tokenizer, options, self.probe, precisions=ALL_PRECISIONS)
@@ -189,15 +199,21 @@ class Variant:
     kind: Kind = "same_arithmetic"
 
 
-def variants(device: torch.device, settings: Settings) -> list[Variant]:
+def variants(device: torch.device, settings: Settings, stock: Sequence[Variant] = ()) -> list[Variant]:
     """Return the variants to compare, simplest first, those that may be refused among them.
 
-    `which` are the names of those wanted beside the two that others are compared with; None: all.
+    `which` are the names of those wanted beside the two that others are compared with; None: all, of `stock` on a GPU
+    alone. What one of `stock` differs from by one change is compared as well.
     """
     known, which = _of_this_model(device, settings.min_agreement), settings.which
-    wanted = [each for each in known if which is None or each.name in (*which, REFERENCE, PACKED)]
+    if which is None:
+        wanted = [*known, *(stock if is_gpu(device) else ())]
+    else:
+        names = (*which, *(each.base for each in stock if each.name in which), REFERENCE, PACKED)
+        wanted = [each for each in (*known, *stock) if each.name in names]
     listed = [*wanted, *map(_checkpoint, dict.fromkeys(settings.models))]
-    return [each if each.base in (None, REFERENCE) or each.name in ENGINES else _unpadded(each) for each in listed]
+    stays = (*ENGINES, *(each.name for each in stock))
+    return [each if each.base in (None, REFERENCE) or each.name in stays else _unpadded(each) for each in listed]
 
 
 def _unpadded(variant: Variant) -> Variant:
@@ -228,7 +244,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     any_precision = ("evaluation.precision=fastest", f"evaluation.min_agreement={min_agreement:g}")
     return [
         Variant(REFERENCE, "padded, as they come", _as_they_come, base=None),
-        Variant("sorted", "padded, by length", _sorted, base=REFERENCE),
+        Variant(SORTED, "padded, by length", _sorted, base=REFERENCE),
         Variant(PACKED, UNPADDED, _packed, REFERENCE, Fix("remove_padding"), settings=()),
         Variant("float32_prepared", "prepared weights", partial(_in, "float32_prepared"), settings=(),
                 require=_require_layouts),
@@ -244,7 +260,7 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
         Variant("bfloat16_compiled", "compiled bfloat16", partial(_compiled, "bfloat16"), "bfloat16", fused,
                 settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S,
                 require=_require_compiler, kind="coarser"),
-        *(Variant(name, engine.words, partial(_engine, name), "sorted" if name == engine.library else engine.library,
+        *(Variant(name, engine.words, partial(_engine, name), SORTED if name == engine.library else engine.library,
                   setup_s=ENGINE_S.get(name, 0.0), require=partial(_require_engine, engine),
                   kind="same_arithmetic" if engine.precision == "float32" else "coarser")
           for name, engine in ENGINES.items()),
@@ -257,11 +273,21 @@ def _checkpoint(name: str) -> Variant:
 
 
 def _as_they_come(shop: Workshop) -> Way:
-    return replace(_padded(shop, shop.batch_size, by_length=False), is_padded=shop.batch_size > 1)
+    way = padded(shop, shop.loaded.model, shop.batch_size, by_length=False)
+    return replace(way, is_padded=shop.batch_size > 1)
 
 
 def _sorted(shop: Workshop) -> Way:
-    return _padded(shop, _best_size(shop, SORTED_SIZES, _logits_of(shop)), by_length=True)
+    model = shop.loaded.model
+    return replace(padded(shop, model, sorted_size(shop, model)), work=None)
+
+
+def sorted_size(shop: Workshop, model: Any) -> int:
+    """Return the batch size at which padded batches of similar length take least by the model in its dtype."""
+    if model.dtype not in shop.sizes:
+        timed = _best_size(shop, SORTED_SIZES, lambda texts, size: padded(shop, model, size).logits(texts))
+        shop.sizes[model.dtype] = timed
+    return shop.sizes[model.dtype]
 
 
 def _best_size(shop: Workshop, sizes: Sequence[int], logits: Callable[[Sequence[str], int], object]) -> int:
@@ -288,30 +314,38 @@ def _best_size(shop: Workshop, sizes: Sequence[int], logits: Callable[[Sequence[
     return min(seconds, key=lambda size: seconds[size])
 
 
-def _logits_of(shop: Workshop) -> Callable[[Sequence[str], int], object]:
-    return lambda texts, size: _padded(shop, size, by_length=True).logits(texts)
+def padded(
+    shop: Workshop,
+    model: Any,
+    size: int,
+    compute: Callable[[Batch], torch.Tensor] | None = None,
+    *,
+    by_length: bool = True,
+) -> Way:
+    """Return the way of batches of `size` padded texts, of similar length or as they come.
 
+    `compute` gives the logits of a batch, those of its texts first; None: the model's own forward.
+    """
+    tokenizer, run = shop.loaded.tokenizer, compute or partial(forward, model)
 
-def _padded(shop: Workshop, size: int, *, by_length: bool) -> Way:
-    model, tokenizer = shop.loaded.model, shop.loaded.tokenizer
-
-    def logits(texts: Sequence[str]) -> np.ndarray:
+    def batches(texts: Sequence[str]) -> Iterator[Batch]:
         tokens = tokenize(tokenizer, texts, shop.max_length)
         order = np.argsort(-tokens.lengths, kind="stable") if by_length else np.arange(len(texts))
+        for rows in batches_in_order(rotary_of(model), tokens, order.tolist(), size):
+            yield collate(tokens, rows, tokenizer.pad_token_id or 0, shop.loaded.device)
+
+    def logits(texts: Sequence[str]) -> np.ndarray:
         found = np.empty((len(texts), model.config.num_labels), dtype=np.float32)
         with torch.inference_mode():
-            for rows in batches_in_order(rotary_of(model), tokens, order.tolist(), size):
-                batch = collate(tokens, rows, tokenizer.pad_token_id, shop.loaded.device)
-                found[rows] = forward(model, batch).float().cpu().numpy()
+            for batch in batches(texts):
+                found[list(batch.rows)] = run(batch)[: len(batch.rows)].float().cpu().numpy()
         return found
 
     def work(texts: Sequence[str]) -> Work:
-        tokens = tokenize(tokenizer, texts, shop.max_length)
-        rows = batches_in_order(rotary_of(model), tokens, range(len(texts)), size)
-        batches = [collate(tokens, each, tokenizer.pad_token_id or 0, shop.loaded.device) for each in rows]
-        return lambda: [forward(model, batch) for batch in batches]
+        made = list(batches(texts))
+        return lambda: [run(batch) for batch in made]
 
-    return replace(_way(logits, model, shop.loaded, f"batches of {size}"), work=None if by_length else work)
+    return replace(_way(logits, model, shop.loaded, f"batches of {size}"), work=work)
 
 
 def _way(
@@ -332,7 +366,21 @@ def _predicting(predictor: Predictor, loaded: LoadedModel) -> Way:
         return lambda: [each() for each in forwards]
 
     way = _way(lambda texts: predictor.predict(texts).logits, predictor.model, loaded, predictor.strategy)
-    return replace(way, is_padded=predictor.is_padded, work=work, is_compiled=predictor.compiled)
+    made = _program(predictor.options)
+    return replace(way, is_padded=predictor.is_padded, work=work, is_compiled=predictor.compiled, program=made)
+
+
+def _program(options: PredictorOptions) -> tuple[str, ...]:
+    """Return the lines that predict texts of one's own with these options."""
+    changed = ((each.name, getattr(options, each.name)) for each in fields(options))
+    given = ", ".join(f"{name}={value!r}" for name, value in changed if value != PredictorOptions.__dict__.get(name))
+    names, more = "Predictor, PredictorOptions", ""
+    if options.precision not in PRECISIONS:
+        made = f"Precision({options.precision!r}, {ALL_PRECISIONS[options.precision].dtype})"
+        names, more = f"Precision, {names}", f", precisions={{{options.precision!r}: {made}}}"
+    call = f"Predictor(model, tokenizer, PredictorOptions({given}), texts[:64]{more})"
+    imports = f"from boundby.inference import {names}"
+    return *(("import torch",) if more else ()), imports, f"{call}.predict(texts).labels"
 
 
 def _packed(shop: Workshop) -> Way:
@@ -381,7 +429,9 @@ def _with_threads(number: int, shop: Workshop) -> Way:
         raise Refused("not_possible", "the threads of the host do not compute where there is a GPU")
     if number >= torch.get_num_threads():
         raise Refused("not_possible", "there is one thread")
-    return replace(_packed(shop), setting=lambda: host_threads(number))
+    way = _packed(shop)
+    program = ("import torch", f"torch.set_num_threads({number})", *way.program)
+    return replace(way, setting=lambda: host_threads(number), program=program)
 
 
 def _require_engine(engine: Engine, shop: Workshop) -> None:
@@ -455,7 +505,7 @@ def _some(labels: Sequence[str], shown: int = 3) -> str:
     return ", ".join(labels[:shown]) + more
 
 
-def _require_memory(loaded: LoadedModel, precision: Precision) -> None:
+def require_memory(loaded: LoadedModel, precision: Precision) -> None:
     """Raise Refused where a copy of the weights may not fit: Linux would end the process rather than raise an error."""
     if precision.keeps_weights:
         return
