@@ -3,6 +3,7 @@
 PipelineError              1  a step failed
 ├── InputError             2  bad configuration, usage or input data
 └── EnvironmentLacksError  3  a driver, disk space or the network is missing
+    └── GpuLostError       3  the GPU does nothing more for this process
 """
 
 from boundby.cli import IS_INSTALLED
@@ -32,6 +33,10 @@ class EnvironmentLacksError(PipelineError):
     """The machine lacks something: a driver, disk space, the network."""
 
     exit_code = 3
+
+
+class GpuLostError(EnvironmentLacksError):
+    """The GPU does nothing more for this process, which has to end without asking it for anything."""
 
 
 def lacking(*packages: str) -> EnvironmentLacksError:

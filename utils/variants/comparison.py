@@ -15,7 +15,7 @@ from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer
 from boundby.verdict import Doubt, Fix, Verdict
-from utils import instruments, models
+from utils import instruments, models, steps
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run
 from utils.data import DataReceipt, Rows
@@ -98,7 +98,9 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     listed = variants(device, settings)
     try:
         with run.progress(len(listed), "make the variants") as progress:
-            made, refused = rounds.make(listed, shop, timer, deadline, lambda text: progress.advance(1, text))
+            made, refused = rounds.make(
+                listed, shop, timer, deadline, lambda text: progress.advance(1, text), steps.given_up("05", run.layout)
+            )
         found = Comparison(rows, receipt.rows, made, refused)
         found.operators = operators.replay(made, shop.pack(), len(probe), timer, device, deadline)
         left, most = deadline - timer.clock(), settings.rows or len(rows)
@@ -113,6 +115,9 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
         run.layout.variants_table, [_flat(row, document["batch_size"] == 1) for row in document["variants"]], TABLE
     )
     files.write_json(run.layout.variants, document)
+    for each in found.refused.values():
+        if each.lost:
+            raise each.lost
     return document
 
 
