@@ -10,6 +10,7 @@ import torch
 from msgspec import structs
 
 from boundby.ceilings import Ceilings
+from boundby.device import raise_if_lost
 from boundby.device_time import DeviceTimer
 from boundby.disturbance import HostCounters, Watch
 from boundby.formatting import first_line
@@ -18,6 +19,7 @@ from boundby.known import Missing, known
 from boundby.prediction import predictions
 from boundby.replay import BUDGET_S, Lengths, Setting, replay
 from boundby.roofline import Attribution, Interval, Limits, OperatorLoad, attribute
+from boundby.sampler import Source
 from boundby.split import Replay, Split, split
 from boundby.stats import estimate
 from boundby.timer import Clock, DeviceQueue, Timer, WarmUpRule, Work, warm_up
@@ -163,7 +165,7 @@ class Extras:
     already. `bring`: what copies the input to the device. `bare`: the callable without what makes the host wait for
     the device before it issues; the device's time is taken of it, and it is what is replayed. `release` gives the
     memory of a trial back. `replay_s`, `trials_s`: seconds for replays and trials; `told` hears what goes on and how
-    many of these seconds are left.
+    many of these seconds are left. `source` reads the clock of the GPU under each trial.
     """
 
     shape: tuple[int, int] | None = None
@@ -179,6 +181,7 @@ class Extras:
     replay_s: float = BUDGET_S
     trials_s: float = TRIALS_S
     told: Callable[[str, float], object] = lambda text, left_s: None
+    source: Source | None = None
 
 
 NO_EXTRAS = Extras()
@@ -245,6 +248,7 @@ def bottleneck(  # noqa: PLR0913  (the callable, the machine and the dtype; inst
         release=extras.release,
         told=extras.told,
         threads=threads,
+        source=extras.source,
     )
     return verdict_on(
         forward,
@@ -276,7 +280,8 @@ def _runnable(bare: Work | None) -> Work | None:
         return None
     try:
         bare()
-    except Exception:  # of a model: it may raise anything, and can be timed with its own mask
+    except Exception as error:  # of a model: it may raise anything, and can be timed with its own mask
+        raise_if_lost(error)
         return None
     return bare
 
@@ -306,6 +311,7 @@ def _replayed(  # noqa: PLR0913, PLR0917  (of one caller, above)
             told=lambda left_s: extras.told("replays", left_s + extras.trials_s),
         )
     except Exception as error:  # of a model, or of operators called out of their place: they may raise anything
+        raise_if_lost(error)
         return Missing(f"its operators could not be run alone ({first_line(error)})")
 
 

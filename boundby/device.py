@@ -1,8 +1,9 @@
-"""Pick a device, wait for it, describe it, and tell out-of-memory from other failures."""
+"""Pick a device, wait for it, describe it, and tell a lack of memory and a lost GPU from other failures."""
 
 import ctypes
 import functools
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 
 from boundby import environment, files
-from boundby.sampler import AmdSource, NoSource, Source, nvml_source
+from boundby.formatting import first_line
+from boundby.sampler import AmdSource, DeviceLostError, NoSource, Source, nvml_source
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 HEAP_BLOCK_BYTES = 32 * 2**20 - 65536  # the largest that glibc learns from, and room for its own header
@@ -25,6 +27,21 @@ OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory",
     "cannot allocate memory",
     "not enough memory",
+)
+# cudaError_t, and hipError_t with the same numbers, after which "any further CUDA work will return the same error":
+# unknown, external device, and what kernels, memory and links of the card do.
+STICKY_CODES = frozenset((46, 100, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 911, 999))
+# The same in words: of the runtime, of the driver, of libraries on top of it, of NVML and of the kernel's log. That
+# "device-side assertions" may be compiled in stands below every error of torch.
+STICKY_TEXTS = re.compile(
+    r"illegal memory access|illegal instruction was|misaligned address|device-side assert triggered"
+    r"|unspecified launch failure|hardware stack error|invalid program counter|on global/shared address space"
+    r"|launch timed out|uncorrectable (ecc|nvlink)|context is destroyed|fallen off the bus|gpu is lost|\bxid\W+79\b"
+    r"|no (cuda|hip|rocm)-capable device|busy or unavailable|(cuda|hip)\w*( driver)?( error)?\]?: unknown error"
+    r"|(cu|roc|hip)blas_status_execution_failed"
+    r"|(cuda|hip)_?error_?(assert|illegal|misaligned|launch_?(fail|time)|hardware_?stack|invalid_?(address_?space|pc)"
+    r"|ecc|nvlink|contained|context_?is_?destroyed|no_?device|devices?_?unavailable|unknown)",
+    re.IGNORECASE,
 )
 
 
@@ -306,12 +323,11 @@ def gpu_source(device: torch.device) -> Source:
     """
     if not is_gpu(device):
         return NoSource("the device is not a GPU")
-    if not torch.version.hip:
-        return nvml_source(uuid_of(device))
     try:
-        return AmdSource(torch.cuda._get_amdsmi_handler(device))
-    except Exception as error:  # amdsmi may be missing, or without a driver, each with its own type
-        return NoSource(f"amdsmi: {error}")
+        return AmdSource(torch.cuda._get_amdsmi_handler(device)) if torch.version.hip else nvml_source(uuid_of(device))
+    except Exception as error:  # amdsmi, or a GPU for this torch, may be missing, each with its own type
+        raise_if_lost(error)
+        return NoSource(f"{'amdsmi' if torch.version.hip else 'the GPU is not known'}: {error}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -319,6 +335,45 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in OUT_OF_MEMORY_TEXTS)
+
+
+def is_sticky(error: BaseException) -> bool:
+    """Tell whether after `error`, or one that it came of, this process can do nothing more with its GPU."""
+    return _sticky(error) is not None
+
+
+def _sticky(error: BaseException | None) -> BaseException | None:
+    """Return the first of the errors that `error` came of, itself included, that is sticky; a loss if one is known."""
+    found = None
+    while error is not None and not isinstance(found, DeviceLostError):
+        is_of_device = isinstance(error, getattr(torch, "AcceleratorError", ()))
+        has_code = is_of_device and getattr(error, "error_code", None) in STICKY_CODES
+        if isinstance(error, DeviceLostError) or has_code or STICKY_TEXTS.search(str(error)):
+            found = error
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def raise_if_lost(error: BaseException, point: str | None = None) -> None:
+    """Raise DeviceLostError where `error` is sticky: whoever carries on after an error asks this first.
+
+    `point` is what was at work, unless that is known already.
+    """
+    cause = _sticky(error)
+    if isinstance(cause, DeviceLostError):
+        raise DeviceLostError(cause.reason, cause.point or point) from error
+    if cause is not None:
+        raise DeviceLostError(f"{type(cause).__name__}: {first_line(cause)}", point) from error
+
+
+@contextmanager
+def naming_loss(point: str) -> Iterator[None]:
+    """Raise a sticky error of the block as DeviceLostError, which says that `point` was at work."""
+    try:
+        yield
+    except (Exception, DeviceLostError) as error:
+        raise_if_lost(error, point)
+        raise
 
 
 def keep_freed_blocks(device: torch.device) -> None:
@@ -332,9 +387,15 @@ def keep_freed_blocks(device: torch.device) -> None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what the allocator keeps; call it outside the `except` block, whose traceback holds the tensors."""
+    """Give back what the allocator keeps; call it outside the `except` block, whose traceback holds the tensors.
+
+    Raises DeviceLostError where the GPU fails to: a sound one never does, whatever went wrong before.
+    """
     gc.collect()
     if is_host(device) and _trim is not None:  # glibc keeps what is smaller than 32 MB
         _trim(0)
     if is_gpu(device):
-        runtime(device).empty_cache()
+        try:
+            runtime(device).empty_cache()
+        except RuntimeError as error:
+            raise DeviceLostError(f"{type(error).__name__}: {first_line(error)}") from error

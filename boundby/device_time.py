@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from boundby.capture.session import is_another_at_work, quiet_kineto
+from boundby.device import raise_if_lost
 from boundby.formatting import first_line
 from boundby.timer import CHUNK, MOST_HELD, QUEUE_DEPTH, DeviceQueue, DeviceTime, Timer, Way, Work
 from boundby.work import operators
@@ -97,6 +98,7 @@ class DeviceTimer:
         try:
             graph = captured(work, warm_ups=1)
         except Exception as error:  # of the model, of its memory, or of torch: what follows needs no graph
+            raise_if_lost(error)
             self._captures = False
             self.leftover = LEFTOVER if isinstance(error, CaptureLeftoverError) else None
             reason = f"no graph could be captured ({first_line(error)})"
@@ -194,6 +196,7 @@ def _of_kernels(work: Work, timer: Timer) -> DeviceTime:
         events = [event for event in profile.events() if event.device_type.name != "CPU"]
         seconds = sum(event.time_range.elapsed_us() for event in events if not event.is_user_annotation) / 1e6
     except Exception as error:  # of the profiler: what the device's times are for is not lost with them
+        raise_if_lost(error)
         return DeviceTime(None, f"the profiler recorded no kernels ({first_line(error)})")
     return DeviceTime(seconds, by="kernels") if seconds else DeviceTime(None, "the profiler recorded no kernels")
 
@@ -220,6 +223,7 @@ def captured(work: Work, warm_ups: int = 3, pool: Any = None) -> torch.cuda.CUDA
                 work()
     except Exception as error:
         del graph
+        raise_if_lost(error)
         _clean_up(device, pool, error)
         raise
     torch.cuda.current_stream().wait_stream(stream)

@@ -6,13 +6,18 @@ have shown is unknown and disturbs nothing.
 """
 
 import contextlib
+import functools
+import operator
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Literal, Self
+
+from boundby.sampler import Source
 
 Kind = Literal[
     "foreign_load", "stolen_time", "quota", "preemption", "slow_machine", "gpu_throttled", "gpu_shared", "capture"
@@ -28,6 +33,8 @@ SLOWER = 1.5  # the reference work against its best in this session; shared core
 # Hardware slowdown, software thermal, hardware thermal, power brake. Not 0x4: every card is at its power limit under
 # full load, and the ceilings are measured there, too.
 NVML_THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+POWER_CAP = 0x4
+CLOCK_CHANGE = 0.05  # of a GPU's clock between two things compared; at its power limit it moves by 0.01 to 0.03
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,23 @@ class Conditions:
 
     def disturbances(self, threads: int) -> tuple[Disturbance, ...]:
         """Return what disturbed work on `threads` threads of the host, and its device, in this window."""
-        return (*self._on_the_host(threads), *self._on_the_device())
+        return (*self._on_the_host(threads), *self.on_the_device())
+
+    def with_gpu(self, readings: Mapping[str, Sequence[float]]) -> "Conditions":
+        """Return the conditions with what was read of the GPU in the window, by quantity, beside what they have."""
+
+        def all_of(name: str) -> list[int]:
+            before = getattr(self, name)
+            return [*([] if before is None else [before]), *map(int, readings.get(name, ()))]
+
+        events = all_of("gpu_clock_event_reasons")
+        return replace(
+            self,
+            gpu_clock_event_reasons=functools.reduce(operator.or_, events) if events else None,
+            gpu_processes=max(all_of("gpu_processes"), default=None),
+            gpu_sm_clock_mhz=(*self.gpu_sm_clock_mhz, *readings.get("gpu_sm_clock_mhz", ())),
+            gpu_temperature_c=(*self.gpu_temperature_c, *readings.get("gpu_temperature_c", ())),
+        )
 
     def _on_the_host(self, threads: int) -> list[Disturbance]:
         disturbances = []
@@ -83,7 +106,8 @@ class Conditions:
             disturbances.append(Disturbance("slow_machine", text))
         return disturbances
 
-    def _on_the_device(self) -> list[Disturbance]:
+    def on_the_device(self) -> list[Disturbance]:
+        """Return what disturbed work on the GPU in this window."""
         disturbances = []
         reasons = self.gpu_clock_event_reasons or 0
         if reasons & NVML_THROTTLED:
@@ -93,6 +117,19 @@ class Conditions:
             text = f"{self.gpu_processes} other process(es) held the GPU"
             disturbances.append(Disturbance("gpu_shared", text))
         return disturbances
+
+
+def changed_clock(one: Sequence[float], other: Sequence[float]) -> str | None:
+    """Return in words how the GPU's clock, in MHz, differs between two things compared; None where it does not.
+
+    A lower clock is no disturbance: at its power limit a loaded card always has one. Two clocks make two cards.
+    """
+    if not (one and other):
+        return None
+    first, second = median(one), median(other)
+    if min(first, second) >= (1 - CLOCK_CHANGE) * max(first, second):
+        return None
+    return f"the GPU's clock was {first:,.0f} MHz in one and {second:,.0f} MHz in the other"
 
 
 @dataclass(frozen=True)
@@ -199,11 +236,17 @@ class Reference:
 
 
 class Watch:
-    """Watch one window: `start()`, the work, `stop()`."""
+    """Watch one window: `start()`, the work, `stop()`. `source` reads the GPU while it is warm."""
 
-    def __init__(self, counters: HostCounters | None = None, reference: Reference | None = None) -> None:
+    def __init__(
+        self,
+        counters: HostCounters | None = None,
+        reference: Reference | None = None,
+        source: Source | None = None,
+    ) -> None:
         self._counters = counters or HostCounters()
         self._reference = reference
+        self._source = source if source is not None and source.reason is None else None
         self._start: _Counters | None = None
         self._seconds: float | None = None
 
@@ -219,6 +262,9 @@ class Watch:
             raise RuntimeError("the window was not started; call start() first")
         end = self._counters.read()
         conditions = self._counters.between(self._start, end)
+        if self._source is not None:
+            with contextlib.suppress(OSError):
+                conditions = conditions.with_gpu({name: [value] for name, value in self._source.read().items()})
         if self._reference is None or self._seconds is None:
             return conditions
         slower = max(self._seconds, self._reference.seconds())

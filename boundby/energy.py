@@ -15,6 +15,7 @@ from boundby.timer import Timer, Work
 LEAST_WINDOW_S = 5.0
 LEAST_TICKS = 50
 LONGEST_TICK_S = 1.0
+MOST_W = 1e5  # of a machine: a counter that jumps, or runs backwards, tells nothing
 
 
 class EnergyCounter(Protocol):
@@ -88,14 +89,22 @@ class EnergyMeter:
             self._timer.synchronize()
             calls += 1
         seconds = self._timer.clock() - start
-        return EnergyUse(self._counter.joules() - joules, seconds, calls)
+        return EnergyUse(self._since(joules, seconds), seconds, calls)
 
     def idle_w(self) -> float:
         """Return the watts of the idle machine, over one window."""
         self._next_tick()
         start, joules = self._timer.clock(), self._counter.joules()
         self._sleep(self.least_window_s)
-        return (self._counter.joules() - joules) / (self._timer.clock() - start)
+        seconds = self._timer.clock() - start
+        return self._since(joules, seconds) / seconds
+
+    def _since(self, before: float, seconds: float) -> float:
+        """Return the joules of the last seconds. Raises OSError where no machine takes so few, or so many."""
+        joules = self._counter.joules() - before
+        if not 0 < joules <= MOST_W * seconds:
+            raise OSError(f"the energy counter moved by {joules:g} J in {seconds:.1f} s, as no machine does")
+        return joules
 
     def _next_tick(self) -> float:
         """Wait until the counter moves and return the seconds that took."""

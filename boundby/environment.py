@@ -1,9 +1,10 @@
 """What machine and software produced these numbers: an allow-list, so that no secret can slip in. Loads no torch."""
 
+import contextlib
 import functools
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ SETTINGS = (  # environment variables that change numbers; their values are harm
     "LD_PRELOAD",
 )
 CPU_FACTS = Path("/proc/cpuinfo")
+MOST_BYTES, MOST_W, MOST_MHZ = 2**50, 1e4, 1e4  # that a GPU may answer: drivers also say 0xFFFFFFFF
 MARKS = ("(R)", "(TM)", "(tm)", " Processor", " CPU")  # of makers, in the names of CPUs
 ROUNDING_FAMILIES = (
     "ONEDNN_",
@@ -132,7 +134,10 @@ def _is_of_numbers(name: str) -> bool:
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """Return the hardware that numbers depend on: CPU, cores this process may use, quota, memory, GPUs, driver."""
+    """Return the hardware that numbers depend on: CPU, cores this process may use, quota, memory, GPUs, driver.
+
+    Of an NVIDIA GPU also how it is set: power limit, clocks, error correction, parts (MIG), as far as the driver tells.
+    """
     return {
         "cpu": _cpu_name(),
         "architecture": platform.machine(),
@@ -159,7 +164,7 @@ def machine_fingerprint() -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Return `machine()` without what tells of software or of one card: why no GPU is seen, and the UUIDs."""
+    """Return `machine()` without what tells of software or of one card: what is not known of a GPU, and the UUIDs."""
     known = {name: value for name, value in machine().items() if name != "gpus_reason"}
     kinds = [{name: value for name, value in gpu.items() if name != "uuid"} for gpu in known["gpus"]]
     return {**known, "gpus": kinds}
@@ -261,27 +266,55 @@ def _nvidia_gpus() -> dict[str, Any]:
         return {"gpus": [], "driver": None, "gpus_reason": f"NVML: {error}"}
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        gpus = [
-            {
-                "name": _text(pynvml.nvmlDeviceGetName(handle)),
-                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                "uuid": _uuid(pynvml, handle),
-            }
-            for handle in handles
-        ]
-        return {"gpus": gpus, "driver": _text(pynvml.nvmlSystemGetDriverVersion())}
-    except pynvml.NVMLError as error:
+        cards = [_nvidia_gpu(pynvml, handle) for handle in handles]
+        unknown = "; ".join(dict.fromkeys(reason for _, reasons in cards for reason in reasons))
+        why = {"gpus_reason": unknown} if unknown else {}
+        return {"gpus": [card for card, _ in cards], "driver": _text(pynvml.nvmlSystemGetDriverVersion()), **why}
+    except (pynvml.NVMLError, ValueError) as error:  # ValueError: a name that is no text
         return {"gpus": [], "driver": None, "gpus_reason": f"NVML: {error}"}
     finally:
         pynvml.nvmlShutdown()
 
 
-def _uuid(pynvml: Any, handle: Any) -> str | None:
-    """Return the card's own name, None where the driver does not tell it: the card counts all the same."""
-    try:
-        return _text(pynvml.nvmlDeviceGetUUID(handle))
-    except pynvml.NVMLError:
-        return None
+def _nvidia_gpu(nvml: Any, handle: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return a card and how it is set, as far as the driver tells, and why the rest is not known.
+
+    Two cards of one kind under other power limits, clocks or error correction have other limits.
+    """
+    reasons: list[str] = []
+
+    def asked(name: str, ask: Callable[[], Any], most: float | None = None) -> dict[str, Any]:
+        try:
+            answer = ask()
+            if most is not None and not 1 <= answer <= most:
+                raise ValueError(f"answered {answer:g}, which no GPU has")
+        except AttributeError:  # an older pynvml
+            return {}
+        except Exception as error:  # a driver refuses by its own types, and may answer what is no number
+            reasons.append(f"{name}: NVML: {error}")
+            return {}
+        return {name: answer}
+
+    def parts() -> list[str]:
+        found = []
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if nvml.nvmlDeviceGetMigMode(handle)[0] else 0):
+            with contextlib.suppress(nvml.NVMLError):  # as many as there could be
+                found.append(_text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
+        return sorted(found)
+
+    card = {
+        "name": _text(nvml.nvmlDeviceGetName(handle)),
+        "memory_bytes": None,
+        "uuid": None,
+        **asked("memory_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total, MOST_BYTES),
+        **asked("uuid", lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
+        **asked("power_limit_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3, MOST_W),
+        **asked("max_clock_mhz", lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM), MOST_MHZ),
+        **asked("set_clock_mhz", lambda: nvml.nvmlDeviceGetApplicationsClock(handle, nvml.NVML_CLOCK_SM), MOST_MHZ),
+        **asked("ecc", lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0])),
+        **asked("mig", parts),
+    }
+    return card, reasons
 
 
 def _text(name: str | bytes) -> str:

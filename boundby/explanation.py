@@ -13,7 +13,16 @@ from boundby import card, environment
 from boundby.attention_mask import unread
 from boundby.bottleneck import Extras, bottleneck
 from boundby.ceilings import Ceilings, measure
-from boundby.device import describe, device_queue, float32_precision, is_host, made_current, pick_device, synchronizer
+from boundby.device import (
+    describe,
+    device_queue,
+    float32_precision,
+    gpu_source,
+    is_host,
+    made_current,
+    pick_device,
+    synchronizer,
+)
 from boundby.disturbance import HostCounters, Watch
 from boundby.timer import Timer, Work
 from boundby.trials import FASTER_PRODUCTS, Candidate, Made
@@ -118,12 +127,13 @@ def _explained(  # noqa: PLR0913, PLR0917  (of one caller, above)
     seconds: float,
     bare: Work | None = None,
 ) -> Explanation:
-    timer, queue, watch = Timer(synchronize=synchronizer(device)), device_queue(device), Watch(HostCounters())
+    timer, queue = Timer(synchronize=synchronizer(device)), device_queue(device)
+    watch = Watch(HostCounters(), source=(source := gpu_source(device)))
     work()  # what it raises is the caller's, before anything is measured
     began = timer.clock()
     limits = _limits(device, dtype, min(CEILINGS_S, seconds / 4))
     left = max(0.0, seconds - (timer.clock() - began))
-    extras = Extras(candidates=candidates, bare=bare, replay_s=left / 2, trials_s=left / 2)
+    extras = Extras(candidates=candidates, bare=bare, replay_s=left / 2, trials_s=left / 2, source=source)
     in_words = str(dtype).removeprefix("torch.")
     with made_current(device):
         verdict = bottleneck(work, limits, in_words, timer=timer, queue=queue, watch=watch, extras=extras)

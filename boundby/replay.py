@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from boundby.device import raise_if_lost
 from boundby.disturbance import HostCounters, Watch
 from boundby.formatting import first_line
 from boundby.known import Missing
@@ -319,6 +320,7 @@ class _Bench:
                 changed = own if setting.dtype is None else program(self.recording, setting.dtype)
                 changed.run()
         except (RuntimeError, TypeError, ValueError) as error:  # an operator that does not take this dtype
+            raise_if_lost(error)
             return Missing(first_line(error))
         return changed
 
@@ -353,6 +355,7 @@ class _Bench:
                 except _NotReplayableError as error:
                     found.cut[step.key] = ("not_replayable", str(error))
                 except RuntimeError as error:
+                    raise_if_lost(error)
                     found.cut[step.key] = ("failed", first_line(error))
                 else:
                     found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))

@@ -24,6 +24,31 @@ GPU_QUANTITIES = (
     "gpu_clock_event_reasons",
     "gpu_processes",
 )
+# What a quantity may be; drivers also answer 0xFFFFFFFF degrees, 0 W, and masks of all ones.
+POSSIBLE = {
+    "gpu_utilization_pct": (0, 100),
+    "gpu_power_w": (0.1, 1e4),
+    "gpu_sm_clock_mhz": (1, 1e4),
+    "gpu_temperature_c": (-50, 200),
+    "gpu_memory_used_bytes": (0, 2**50),
+    "gpu_clock_event_reasons": (0, 0xFFFF),
+    "gpu_processes": (0, 2**22),
+}
+GPU_IS_LOST = 15  # nvmlReturn_t
+
+
+class DeviceLostError(BaseException):
+    """A GPU does nothing more for this process, whatever it is asked; `point` is what was at work.
+
+    No `except Exception` stops it, of a model or of a library: each further call would only bring the same error.
+    """
+
+    def __init__(self, reason: str, point: str | None = None) -> None:
+        super().__init__(reason, point)
+        self.reason, self.point = reason, point
+
+    def __str__(self) -> str:
+        return f"{self.point}: {self.reason}" if self.point else self.reason
 
 
 @dataclass(frozen=True)
@@ -66,6 +91,7 @@ class DriverSource:
     """The readings of one GPU by the library of its driver, which may refuse any quantity."""
 
     reason: str | None = None
+    nonsense: Mapping[str, str] = {}  # what it has answered so far that no GPU has, by quantity
     library: str
 
     def __init__(self, error: type[Exception]) -> None:
@@ -79,18 +105,22 @@ class DriverSource:
         raise NotImplementedError
 
     def read(self) -> dict[str, float]:
-        """Return what the driver gives; what it refuses is noted in `reasons`. Raises OSError if it gives nothing."""
+        """Return what the driver gives; what it refuses, or cannot mean, is noted in `reasons`.
+
+        Raises OSError if it gives nothing, and DeviceLostError where it says that the GPU is lost.
+        """
         values: dict[str, float] = {}
         reasons: dict[str, str] = {}
         for quantity, get in self._getters().items():
             try:
                 value = get()
-            except (
-                self.error,
-                AttributeError,
-                LookupError,
-            ) as error:  # an older library lacks some
-                reasons[quantity] = f"{self.library}: {error}"
+                least, most = POSSIBLE[quantity]
+                if value is not None and not least <= float(value) <= most:
+                    reasons[quantity] = f"{self.library} answered {value}, which no GPU has"
+                    self.nonsense = {**self.nonsense, quantity: reasons[quantity]}
+                    continue
+            except Exception as error:  # an older library lacks some; a driver may refuse, or answer what is no number
+                reasons[quantity] = self._told(error)
                 continue
             if value is None:
                 reasons[quantity] = "the driver lists no process to this container, not even this one"
@@ -102,11 +132,21 @@ class DriverSource:
         return values
 
     def joules(self) -> float:
-        """Return the energy since the driver was loaded; raises OSError where the GPU has no such counter."""
+        """Return the energy since the driver was loaded; raises OSError where the GPU has no such counter.
+
+        Raises DeviceLostError as `read` does.
+        """
         try:
-            return self._joules()
-        except (self.error, LookupError) as error:
-            raise OSError(f"{self.library}: {error}") from error
+            return float(self._joules())
+        except Exception as error:
+            raise OSError(self._told(error)) from error
+
+    def _told(self, error: Exception) -> str:
+        """Return what the library says. Raises DeviceLostError where that is the loss of the GPU."""
+        reason = f"{self.library}: {error}"
+        if isinstance(error, self.error) and (getattr(error, "value", None) == GPU_IS_LOST or "is lost" in str(error)):
+            raise DeviceLostError(reason) from error
+        return reason
 
 
 def _others(pids: Sequence[int]) -> int | None:
@@ -272,6 +312,12 @@ class Sources:
         """Why a quantity is missing, over all sources."""
         return {quantity: why for source in self._given for quantity, why in source.reasons.items()}
 
+    @property
+    def nonsense(self) -> Mapping[str, str]:
+        """What the drivers have answered so far that no GPU has, by quantity."""
+        drivers = (source for source in self._given if isinstance(source, DriverSource))
+        return {quantity: why for driver in drivers for quantity, why in driver.nonsense.items()}
+
     def read(self) -> dict[str, float]:
         """Return the values of all sources that still answer; raises OSError where none does."""
         values: dict[str, float] = {}
@@ -307,6 +353,7 @@ class Sampler:
         self.source = source
         self._interval_s = max(interval_s, LEAST_INTERVAL_S)
         self._readings: list[Reading] = []
+        self._lost: DeviceLostError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -340,7 +387,12 @@ class Sampler:
         return self.reason or self.source.reasons.get(quantity)
 
     def now(self) -> dict[str, Any]:
-        """Return one reading taken at once, in the calling thread; {} where there is none."""
+        """Return one reading taken at once, in the calling thread; {} where there is none.
+
+        Raises DeviceLostError where the driver says, or has said to the thread, that the GPU is lost.
+        """
+        if self._lost:
+            raise self._lost
         try:
             return self.source.read() if self.reason is None else {}
         except OSError:
@@ -350,6 +402,9 @@ class Sampler:
         while not self._stop.wait(self._interval_s):
             try:
                 self._readings.append(Reading(self.clock(), self.source.read()))
+            except DeviceLostError as lost:  # the thread that measures is told by `now`
+                self._lost, self.reason = lost, lost.reason
+                return
             except Exception as error:  # psutil and NVML have errors of their own; the measurement goes on without
                 self.reason = str(error) or type(error).__name__
                 return

@@ -6,17 +6,19 @@ speaks for some of them and against others. Nothing is lost with one that fails:
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
 
 from boundby.ceilings import matmul_precision
-from boundby.device import host_threads, is_out_of_memory
+from boundby.device import host_threads, is_out_of_memory, raise_if_lost
 from boundby.device_time import LEFTOVER, CaptureLeftoverError, captured
-from boundby.disturbance import Watch
+from boundby.disturbance import Watch, changed_clock
 from boundby.formatting import first_line
 from boundby.roofline import Interval
+from boundby.sampler import Source
 from boundby.stats import estimate
 from boundby.timer import Timer, Work
 from boundby.verdict import Bound, Doubt, Fix, Gain, SameLabels, Trial, Untried
@@ -90,19 +92,21 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
     release: Callable[[], object] = lambda: None,
     told: Callable[[str, float], object] = lambda text, left_s: None,
     threads: int | None = None,
+    source: Source | None = None,
 ) -> Tried:
     """Return the trials of what fits into `budget_s`, in the order of the candidates.
 
     The seconds that are left are shared by the candidates that are left. `gains` are what was predicted. A trial that
     something disturbed is made once more where there is time; `threads` of the host are the work's own, None: all of
     torch's. `release` is called after each, to give memory back, and `told` before each with its fix and the seconds
-    left.
+    left. `source` reads the GPU: a gain under another clock than without the fix is doubted.
     """
     deadline = timer.clock() + budget_s
     once = _warm(work, timer)
     trials: list[Trial] = []
     untried: list[Untried] = []
     disturbed: list[str] = []
+    doubts: list[Doubt] = []
     for place, candidate in enumerate(candidates):
         left = deadline - timer.clock()
         told(f"trial: {candidate.fix}", left)
@@ -114,16 +118,21 @@ def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known 
             continue
         slot_s = left / (len(candidates) - place)
         try:
-            trial, seen = _trial(work, candidate, timer, slot_s, watch, threads or torch.get_num_threads())
+            clocks = _Clocks(source)
+            own = threads or torch.get_num_threads()
+            trial, seen = _trial(work, candidate, timer, slot_s, watch, own, clocks)
         except Exception as error:  # a forward, and torch in another setting, may raise anything
+            raise_if_lost(error)
             untried.append(remark(candidate.fix, error))
             if isinstance(error, CaptureLeftoverError):
                 disturbed.append(LEFTOVER)
         else:
             trials.append(_with_prediction(trial, gains))
             disturbed += [seen] if seen else []
+            changed = changed_clock(clocks.without, clocks.under)
+            doubts += [Doubt("throttled", f"{candidate.fix}, off and on: {changed}")] if changed else []
         release()
-    doubts = [Doubt("disturbed", text) for text in dict.fromkeys(disturbed)]
+    doubts += [Doubt("disturbed", text) for text in dict.fromkeys(disturbed)]
     return Tried(tuple(trials), tuple(untried), tuple(doubts))
 
 
@@ -139,8 +148,28 @@ def _with_prediction(trial: Trial, gains: Sequence[Gain]) -> Trial:
     return msgspec.structs.replace(trial, predicted=gain.predicted, at_most=gain.at_most) if gain else trial
 
 
+@dataclass
+class _Clocks:
+    """The clock of a GPU, in MHz, after each block without a fix and under it; none where nothing reads it."""
+
+    source: Source | None
+    without: list[float] = field(default_factory=list)
+    under: list[float] = field(default_factory=list)
+
+    def note(self, seen: list[float]) -> None:
+        if self.source is not None and self.source.reason is None:
+            with suppress(OSError, KeyError):
+                seen.append(self.source.read()["gpu_sm_clock_mhz"])
+
+
 def _trial(  # noqa: PLR0913, PLR0917  (of one caller, above)
-    work: Work, candidate: Candidate, timer: Timer, slot_s: float, watch: Watch | None, threads: int
+    work: Work,
+    candidate: Candidate,
+    timer: Timer,
+    slot_s: float,
+    watch: Watch | None,
+    threads: int,
+    clocks: _Clocks,
 ) -> tuple[Trial, str | None]:
     """Return the trial, and what disturbed it; a disturbed one is made again where there is time."""
     start = timer.clock()
@@ -153,7 +182,7 @@ def _trial(  # noqa: PLR0913, PLR0917  (of one caller, above)
             left = slot_s - (timer.clock() - start)
             if watch is not None:
                 watch.start()
-            pairs = _pairs(candidate.base or work, made.work, candidate.setting, timer, calls, left)
+            pairs = _pairs(candidate.base or work, made.work, candidate.setting, timer, calls, left, clocks)
             seen = watch.stop().disturbances(threads) if watch is not None else ()
             disturbed = "; ".join(each.text for each in seen if each.is_passing) or None
             if not disturbed or timer.clock() - start >= slot_s:
@@ -179,6 +208,7 @@ def _pairs(  # noqa: PLR0913, PLR0917  (of one caller, above)
     timer: Timer,
     calls: int,
     seconds: float,
+    clocks: _Clocks,
 ) -> list[float]:
     """Return the time of `base` over that of `changed`, pair by pair; which of them is first takes turns.
 
@@ -187,13 +217,15 @@ def _pairs(  # noqa: PLR0913, PLR0917  (of one caller, above)
     """
     least = LEAST_PAIRS if calls else LEAST_LONG_PAIRS
 
-    def block(work: Work) -> float:
+    def block(work: Work, seen: list[float]) -> float:
         first = timer.isolated(work)
-        return min((timer.isolated(work) for _ in range(calls)), default=first)
+        best = min((timer.isolated(work) for _ in range(calls)), default=first)
+        clocks.note(seen)
+        return best
 
     def with_fix() -> float:
         with setting():
-            return block(changed)
+            return block(changed, clocks.under)
 
     start = timer.clock()
     ratios: list[float] = []
@@ -204,9 +236,9 @@ def _pairs(  # noqa: PLR0913, PLR0917  (of one caller, above)
                 break
         if len(ratios) % 2:
             after = with_fix()
-            before = block(base)
+            before = block(base, clocks.without)
         else:
-            before = block(base)
+            before = block(base, clocks.without)
             after = with_fix()
         ratios.append(before / after)
     return ratios

@@ -178,6 +178,31 @@ def test_no_file_or_package_closes_a_circle():
     sorter.prepare()  # raises CycleError with the circle
 
 
+# Where a model is run, and its errors do not end everything.
+GOES_ON_AFTER_ERRORS = (
+    "boundby/replay.py", "boundby/trials.py", "boundby/bottleneck.py", "boundby/device_time.py",
+    "boundby/inference/selfcheck.py", "boundby/inference/planning.py", "boundby/inference/predictor.py",
+    "boundby/layers/passes.py",
+    "boundby/layers/engine.py", "boundby/layers/probes.py", "boundby/training/fixes.py", "utils/profiler.py",
+    "utils/diagnosis.py", "utils/memory.py", "utils/models.py", "utils/baseline.py", "utils/tracing.py",
+    "utils/variants/rounds.py", "utils/variants/operators.py", "utils/variants/comparison.py",
+    "utils/evaluation/executors.py",
+)  # fmt: skip
+OF_ANY_MODEL = ("Exception", "BaseException", "RuntimeError", "CANNOT_RUN")
+
+
+@pytest.mark.parametrize("name", GOES_ON_AFTER_ERRORS)
+def test_nothing_carries_on_with_a_gpu_that_is_lost(name):
+    """Whoever swallows what a model may raise asks first whether the GPU is lost, or raises what is none of its own."""
+    for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ExceptHandler):
+            caught = ast.unparse(node.type) if node.type else "BaseException"
+            if any(re.search(rf"\b{each}\b", caught) for each in OF_ANY_MODEL):
+                asks = [ast.unparse(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)]
+                raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
+                assert raises or {"raise_if_lost", "is_sticky"} & set(asks), f"{name}:{node.lineno}"
+
+
 def test_few_places_know_the_name_of_a_device():
     """Another vendor's GPU needs `boundby/device.py` and `boundby/sampler.py`; all else asks what a device can do."""
     name = re.compile(

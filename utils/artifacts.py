@@ -179,6 +179,10 @@ class Layout:
         """Return the path of the log of finished visits of the sweep in `dtype`."""
         return self.results / ".receipts" / f"02-visits-{dtype}.jsonl"
 
+    def losses(self, step: str) -> Path:
+        """Return the path of the log of what ended the GPU for a process of step `step`."""
+        return self.results / ".receipts" / f"{step}-losses.jsonl"
+
     def log(self, step: str) -> Path:
         """Return the path of the log of step `step`."""
         return self.results / "logs" / f"{step}.log"

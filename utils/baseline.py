@@ -9,7 +9,7 @@ from typing import Any
 
 from boundby import __version__, ceilings, environment, files
 from boundby.ceilings import Ceilings
-from boundby.device import describe, is_gpu, pick_device, release_memory, uuid_of, visible_gpus
+from boundby.device import describe, gpu_source, is_gpu, naming_loss, pick_device, release_memory, uuid_of, visible_gpus
 from boundby.known import Missing
 from boundby.memory import Demand, free_bytes
 from boundby.sampler import Sampler
@@ -33,7 +33,7 @@ from utils.models import LoadedModel
 from utils.optimal import MEASURED, judge, optimal
 from utils.profiler import Guard, InferenceProfiler, Settings, take_turns
 from utils.selection import Selection
-from utils.visits import Visit
+from utils.visits import Visit, named
 
 TOGETHER_S = 20.0  # for the limits of the machine and the replays of all batch sizes
 STATUS_WORDS = {"oom": "does not fit into memory", "skipped_oom": "not tried"}
@@ -186,7 +186,7 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
             find_limits(result, model, *subject)
             if run.config.evaluation.enabled and model.dtype == result.dtype:
                 run.say("FULL DATASET EVALUATION")
-                result.full = evaluate(run, model, receipt, _known(result))
+                result.full = _evaluated(result, model)
                 run.say("\n".join(console_evaluation(result.full, run.config.model.task)))
     data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
     _require_a_measurement(result.rows)
@@ -199,6 +199,18 @@ def _known(result: Result) -> Known:
     findings = result.own_sweep.findings.values() if result.own_sweep else ()
     trials = [trial for finding in findings for trial in finding.verdict.trials if trial.fix.kind == "fuse_operators"]
     return Known(lambda: result.ceilings, trials[0].measured if trials else None)
+
+
+def _evaluated(result: Result, loaded: LoadedModel) -> FullDataset:
+    """Return the metrics over the whole dataset; what slowed the GPU meanwhile is a doubt."""
+    watch = instruments.watch(loaded.device).start()
+    with naming_loss("the evaluation of the whole dataset"), Sampler(gpu_source(loaded.device)) as sampler:
+        full = evaluate(result.run, loaded, result.receipt, _known(result))
+        readings = sampler.by_quantity(-math.inf, math.inf)
+    seen = watch.stop().with_gpu(readings).on_the_device()
+    slowed = [each.text for each in seen if each.kind == "gpu_throttled"]  # its workers are other processes
+    result.doubts += [str(Doubt("disturbed", f"while the whole dataset was evaluated {text}")) for text in slowed]
+    return full
 
 
 def _load(result: Result, source: ModelSource, dtypes: Sequence[str], rows: Rows) -> list[LoadedModel]:
@@ -214,7 +226,8 @@ def _load(result: Result, source: ModelSource, dtypes: Sequence[str], rows: Rows
             return loaded
         limits = run.config.profiling.max_length, run.config.evaluation.min_agreement
         trusted, texts = run.args.trust_remote_code, models.agreement_texts(rows.texts)
-        checked = models.load_agreeing(source, device, dtype, texts, limits, trust_remote_code=trusted)
+        with naming_loss(f"the model in {dtype}, before the sweep"):
+            checked = models.load_agreeing(source, device, dtype, texts, limits, trust_remote_code=trusted)
         _note(result, *checked)
         loaded.append(checked[0])
     return loaded
@@ -288,17 +301,18 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         config.ci_half_width,
         config.max_seconds_per_batch_size,
     )
-    half_width = settings.widest(device)
+    half_width, lost = settings.widest(device), steps.given_up("02", run.layout)
     for dtype in (each.dtype for each in loaded):
         kept = visits.read(run.layout.visits(dtype)) if run.resuming else []
-        finished = [visit for visit in kept if visit.status != "failed"]
+        finished = [visit for visit in kept if visit.status != "failed" or named(visit.batch_size, dtype) in lost]
         if finished:
             run.note(f"{dtype}: {len(finished)} finished visits are kept")
         result.sweeps[dtype] = Sweep(sizes, half_width, finished)
     kept = [visit for each in loaded for visit in result.sweeps[each.dtype].visits]
-    named = ", ".join(each.dtype for each in loaded)
+    in_words = ", ".join(each.dtype for each in loaded)
     rule, points = settings.rule(device), [(size, each.dtype) for size in sizes for each in loaded]
-    with Sampler(instruments.source(device)) as sampler, run.progress(None, f"sweep {named}") as progress:
+    source = instruments.source(device)
+    with Sampler(source) as sampler, run.progress(None, f"sweep {in_words}") as progress:
         before = len(kept)
 
         def commit(visit: Visit) -> None:
@@ -316,6 +330,9 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         # Before anything is computed: a GPU that has just been under load takes more watts when idle.
         result.energy = result.energy or instruments.energy(device, profilers[0].timer)
         take_turns(profilers, selection, settings, finished=kept, on_visit=commit)
+        if source.nonsense:
+            doubt = Doubt("readings", "; ".join(f"{name}: {why}" for name, why in sorted(source.nonsense.items())))
+            result.doubts = list(dict.fromkeys([*result.doubts, str(doubt)]))
     if loaded[0].dtype == result.dtype:
         measured = [row["batch_size"] for row in result.sweeps[loaded[0].dtype].rows if row["status"] in MEASURED]
         result.demands = memory.demands(loaded[0].model, selection, measured)
@@ -352,6 +369,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         idle_w=idle_w,
         watch=instruments.watch(loaded.device),
         has_labels=tasks.of(run.config.model.task).HAS_PREDICTED_LABELS,
+        given_up=steps.given_up("02", run.layout),
     )
     chosen = optimal(sweep.rows, run.config.targets)["batch_size"] if loaded.dtype == result.dtype else None
     if chosen is not None:

@@ -29,9 +29,10 @@ except ModuleNotFoundError as error:  # the first package that every script need
     sys.exit(3)
 
 from boundby.cli import PIPELINE as ROOT
+from boundby.sampler import DeviceLostError
 from utils.console import Console, log_to, stop_logging
 from utils.credentials import Parser
-from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
+from utils.errors import EnvironmentLacksError, GpuLostError, InputError, PipelineError, lacking
 
 if TYPE_CHECKING:
     from utils.artifacts import Layout
@@ -144,7 +145,9 @@ def step(number: str, add_more: AddArguments | None = None) -> Callable[[Body], 
         @functools.wraps(body)
         def main(argv: Sequence[str] | None = None) -> int:
             description = body.__globals__["__doc__"]
-            return command(description, lambda run: _live(number, body, run), argv, add_arguments)
+            return command(
+                description, lambda run: _live(number, body, run), argv, add_arguments, is_script=_is_script(body)
+            )
 
         return main
 
@@ -187,11 +190,18 @@ def tool(
         @functools.wraps(body)
         def main(argv: Sequence[str] | None = None) -> int:
             description = body.__globals__["__doc__"]
-            return command(description, body, argv, add_arguments, settings, has_heartbeat=not serves)
+            return command(
+                description, body, argv, add_arguments, settings, has_heartbeat=not serves, is_script=_is_script(body)
+            )
 
         return main
 
     return decorate
+
+
+def _is_script(body: Body) -> bool:
+    """Tell whether the process is that of the script, and not one that has imported it."""
+    return body.__globals__["__name__"] == "__main__"
 
 
 def require_action(args: argparse.Namespace, **owners: str) -> None:
@@ -209,11 +219,13 @@ def command(
     settings: Settings | None = PIPELINE,
     *,
     has_heartbeat: bool = True,
+    is_script: bool = False,
 ) -> int:
     """Parse, load the settings, run `body`; turn every failure into one message and an exit code.
 
     With `has_heartbeat` the console says every ten seconds that the body is still at work. Where the parser
     has a default for `program`, that is what follows `--`; it writes to the same terminal, so the console stays silent.
+    Where a GPU is lost, the process of a script ends here: at its usual end Python would free what lies on the GPU.
     """
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     if settings:
@@ -234,7 +246,7 @@ def command(
     args.program = program
     if parser.get_default("program") is not None and (bare := [each for each in args.overrides if "=" not in each]):
         parser.error(f"a program stands behind --, such as: boundby train -- {' '.join(bare)}")
-    console = Console()
+    console, is_lost = Console(), False
     with console.documented() if args.json else contextlib.nullcontext():
         try:
             with _stops_raise(), console.heartbeat() if has_heartbeat and not program else contextlib.nullcontext():
@@ -243,11 +255,11 @@ def command(
             code, error = INTERRUPTED, "interrupted"
         except Terminated:
             code, error = TERMINATED, "terminated"
-        except Exception as failed:
+        except (Exception, DeviceLostError) as failed:
             if args.debug:
                 console.note(traceback.format_exc())
-            failure = _as_pipeline_error(failed, settings)
-            code, error = failure.exit_code, str(failure)
+            failure = _as_pipeline_error(failed, settings, resumes=hasattr(args, "resume"))
+            code, error, is_lost = failure.exit_code, str(failure), isinstance(failure, GpuLostError)
         if error:
             console.note(error if code in (INTERRUPTED, TERMINATED) else f"error: {error}")
             given = console.document if isinstance(console.document, dict) else {}
@@ -255,6 +267,11 @@ def command(
         if os.environ.get("RANK", "0") == "0":  # of the processes of a job the first speaks for all
             console.document = console.document or {"exit_code": code}
             console.publish()
+    if is_lost and is_script:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # a dead terminal
+                stream.flush()
+        os._exit(code)
     return code
 
 
@@ -352,8 +369,11 @@ def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
     except Terminated:
         code = TERMINATED
         raise
-    except Exception as error:
+    except (Exception, DeviceLostError) as error:
         code = _as_pipeline_error(error, PIPELINE).exit_code
+        if isinstance(error, DeviceLostError) and error.point:
+            with contextlib.suppress(OSError):
+                files.append_json_line(run.layout.losses(number), {"point": error.point})
         raise
     finally:
         facts = {
@@ -427,7 +447,14 @@ def _stops_raise() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _as_pipeline_error(error: Exception, settings: Settings | None) -> PipelineError:
+def _as_pipeline_error(
+    error: Exception | DeviceLostError, settings: Settings | None, *, resumes: bool = False
+) -> PipelineError:
+    if lost := _lost(error):
+        if isinstance(error, PipelineError) and error.__cause__ is None:  # of another process, with its way out
+            return GpuLostError(str(error))
+        way_out = "go on with --resume" if resumes else "start the same command again"
+        return GpuLostError(f"{lost}; the GPU does nothing more for this process, what was finished is kept: {way_out}")
     if isinstance(error, PipelineError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -441,6 +468,19 @@ def _as_pipeline_error(error: Exception, settings: Settings | None) -> PipelineE
             f"memory ran out{' outside the sweep' if settings is PIPELINE else ''} ({said}); {way_out}"
         )
     return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
+
+
+def _lost(error: Exception | DeviceLostError) -> str | None:
+    """Return how the GPU was lost for this process; None where it was not."""
+    if "torch" not in sys.modules:
+        return str(error) if isinstance(error, DeviceLostError) else None
+    from boundby.device import raise_if_lost
+
+    try:
+        raise_if_lost(error)
+    except DeviceLostError as lost:
+        return str(lost)
+    return None
 
 
 def _explained(error: OSError) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
 
 import msgspec
 
+from boundby.disturbance import changed_clock
 from boundby.known import Missing
 from boundby.sampler import LEAST_WINDOW_S
 from boundby.stats import Estimate, Summary, drift, estimate, least_samples, reach, summarize
@@ -319,9 +320,16 @@ def _doubts(point: Point) -> Iterator[Doubt]:
         direction = "longer" if moved > 0 else "shorter"
         text = f"the last third of the rounds took {100 * abs(moved):.1f} % {direction} than the first"
         yield Doubt("drift", text)
+    clocks = sorted((visit.conditions.gpu_sm_clock_mhz for visit in point.counted if visit.conditions), key=_middle)
+    if clocks and (changed := changed_clock(clocks[0], clocks[-1])):
+        yield Doubt("throttled", f"two of the rounds: {changed}")
     for text in sorted({text for visit in point.counted for text in (visit.memory or {}).get("doubts", ())}):
         yield Doubt("memory", text)
     yield from _disturbed(point.counted)
+
+
+def _middle(clocks: Sequence[float]) -> float:
+    return median(clocks) if clocks else math.inf
 
 
 def _reach(rounds: Sequence[float]) -> float:

@@ -13,14 +13,24 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 import torch
+from msgspec import structs
 
 from boundby import trials
 from boundby.attention import attention_backend
 from boundby.attention_mask import unread
 from boundby.bottleneck import Extras, Forward, bottleneck, counted_quietly, loads, other_precisions, verdict_on
 from boundby.ceilings import Ceilings
-from boundby.device import device_queue, is_gpu, is_host, made_current, release_memory
-from boundby.disturbance import Watch
+from boundby.device import (
+    device_queue,
+    gpu_source,
+    is_gpu,
+    is_host,
+    made_current,
+    naming_loss,
+    raise_if_lost,
+    release_memory,
+)
+from boundby.disturbance import POWER_CAP, Watch, changed_clock
 from boundby.energy import EnergyMeter
 from boundby.environment import memory_limit_bytes
 from boundby.formatting import first_line
@@ -38,11 +48,11 @@ from utils.columns import MB, Finding, per_batch
 from utils.document import Row
 from utils.optimal import MEASURED
 from utils.selection import Selection
-from utils.visits import Visit, rounds, usable
+from utils.visits import Visit, named, rounds, usable
 
 T = TypeVar("T")
 FORMULA_TOLERANCE = 0.05  # counted and formula agree to 1 % for the families that are known
-DOUBTS_OF_A_VERDICT = ("noisy", "disturbed", "drift", "warm-up")  # those that its figures rest on
+DOUBTS_OF_A_VERDICT = ("noisy", "disturbed", "drift", "warm-up", "throttled")  # those that its figures rest on
 ENERGY_WINDOWS = 3
 MOST_COMPARED = 256  # texts whose labels are compared
 COMPARED_SHARE = 0.05  # of the seconds for trials, for each pass over them
@@ -55,7 +65,8 @@ class Subject:
     """The model that was swept, with the instruments to look at it again.
 
     `max_seconds` is what trials may take, `replay_s` what replays may; `told` hears what goes on and how many of these
-    seconds are left. `has_labels` False: it scores no labels.
+    seconds are left. `has_labels` False: it scores no labels. `given_up` are batch sizes (`named`) that have ended the
+    GPU for their process too often to be run again.
     """
 
     model: Any
@@ -68,6 +79,7 @@ class Subject:
     watch: Watch | None = None
     has_labels: bool = True
     replay_s: float = BUDGET_S
+    given_up: Sequence[str] = ()
     told: Callable[[str, float], object] = lambda text, left_s: None
 
 
@@ -83,7 +95,8 @@ def diagnose(
     fixed_s = fixed_cost([(_padded_tokens(row) * row["batch_size"], _isolated(row).value) for row in measured])
     for row in measured:
         own = usable([visit for visit in visits if visit.batch_size == row["batch_size"] and visit.status == "ok"])
-        with torch.inference_mode(), made_current(subject.selection.device):
+        point = looked_into(row["batch_size"], row["dtype"])
+        with naming_loss(point), torch.inference_mode(), made_current(subject.selection.device):
             on_finding(_Case(subject, row, own, measured, fixed_s, row["batch_size"] == chosen).finding())
         release_memory(subject.selection.device)
 
@@ -130,7 +143,12 @@ class _Case:
         verdict = self._verdict(left)
         why = Missing(str(verdict.doubts[-1])) if isinstance(work, Missing) else None
         configured = self.subject.ceilings.configured(self.row["dtype"])
+        watch = self.subject.watch.start() if self.subject.watch and not self.on_host else None
         energy, net = self._energy()
+        slowed = [each.text for each in watch.stop().on_the_device()] if watch else []
+        if slowed and not isinstance(energy, Missing):
+            text = f"while energy was measured {'; '.join(slowed)}"
+            verdict = structs.replace(verdict, doubts=(*verdict.doubts, Doubt("disturbed", text)))
         return Finding(
             batch_size=self.row["batch_size"],
             verdict=verdict,
@@ -154,10 +172,14 @@ class _Case:
         """Return the verdict: of the chosen size in full, on its reference batch; of others by what is known."""
         doubts, tried = list(self._doubts()), Tried(trials=tuple(self._swept()))
         gains = list(self._padding_gain(left))
-        if self.is_chosen and self.forward.attribution:
+        if looked_into(self.row["batch_size"], self.row["dtype"]) in self.subject.given_up:
+            text = "the reference batch is not run again: that has ended the GPU for its process before"
+            doubts.append(Doubt("replay", text))
+        elif self.is_chosen and self.forward.attribution:
             try:
                 return self._in_full(left, gains, doubts, tried)
             except Exception as error:  # a forward may raise anything; the sweep must not be lost for it
+                raise_if_lost(error)
                 doubts.append(Doubt("replay", f"the reference batch could not be run again ({first_line(error)})"))
         gains += other_precisions(self.forward)
         return verdict_on(self.forward, tried=tried, gains=gains, doubts=doubts, padding=1 - left)
@@ -183,6 +205,7 @@ class _Case:
             replay_s=subject.replay_s,
             trials_s=subject.max_seconds,
             told=subject.told,
+            source=gpu_source(self.device),
         )
         return bottleneck(
             work,
@@ -300,8 +323,15 @@ class _Case:
         return count(self._call(batch)).flops
 
     def _doubts(self) -> Iterator[Doubt]:
-        """Yield the doubts on the times, and one where the counted FLOPs are far from what they should be."""
+        """Yield the doubts on the times, on limits under another clock, and on FLOPs far from what they should be."""
         yield from (doubt for doubt in doubts_of(self.row) if doubt.kind in DOUBTS_OF_A_VERDICT)
+        limit = self.subject.ceilings.configured(self.row["dtype"])
+        own = [clock for visit in self.visits if visit.conditions for clock in visit.conditions.gpu_sm_clock_mhz]
+        if limit and limit.sm_clock_mhz and (changed := changed_clock([limit.sm_clock_mhz], own)):
+            events = limit.clock_event_reasons
+            is_usual = events is None or events & POWER_CAP  # of products, which reach the card's power limit
+            if not (is_usual and median(own) > limit.sm_clock_mhz):
+                yield Doubt("throttled", f"the limits of this machine, and this batch size: {changed}")
         shape = transformer_shape(self.subject.model)
         if shape is None or isinstance(self.forward.work, Missing):
             return
@@ -349,6 +379,7 @@ class _Case:
         try:
             windows = [meter.of(one_pass) for _ in range(ENERGY_WINDOWS)]
         except Exception as error:  # of the counter, or of a forward
+            raise_if_lost(error)
             return Missing(first_line(error)), Missing(first_line(error))
         gross = median(window.joules_per_call for window in windows) / samples
         if idle_w is None:
@@ -359,11 +390,17 @@ class _Case:
         return lambda: forward(self.subject.model, batch)
 
 
+def looked_into(batch_size: int, dtype: str) -> str:
+    """Return what is at work where a batch size is looked into, in words."""
+    return f"what limits {named(batch_size, dtype)}"
+
+
 def _tried(make: Callable[[], T]) -> T | Missing:
     """Return the result, or why there is none: a model may do what cannot be counted."""
     try:
         return make()
     except Exception as error:  # a model, or torch's formulas, may raise anything; the sweep must not be lost for it
+        raise_if_lost(error)
         return Missing(f"it cannot be counted ({first_line(error)})")
 
 

@@ -3,6 +3,7 @@
 PipelineError              1  a step failed
 ├── InputError             2  bad configuration, usage or input data
 └── EnvironmentLacksError  3  a driver, disk space or the network is missing
+    └── GpuLostError       3  the GPU does nothing more for this process
 """
 
 import importlib.metadata
@@ -50,6 +51,10 @@ def require_installed(distribution: str) -> None:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         raise lacking(distribution) from None
+
+
+class GpuLostError(EnvironmentLacksError):
+    """The GPU does nothing more for this process, which has to end without asking it for anything."""
 
 
 def lacking(*packages: str) -> EnvironmentLacksError:

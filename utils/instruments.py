@@ -8,14 +8,14 @@ from boundby.device import float32_precision, gpu_source, is_gpu, is_host
 from boundby.disturbance import HostCounters, Reference, Watch, usable_cpus
 from boundby.energy import EnergyMeter, RaplCounter
 from boundby.environment import machine
-from boundby.sampler import DriverSource, PsutilSource, Source, Sources
+from boundby.sampler import DriverSource, PsutilSource, Sources
 from boundby.timer import Timer
 from utils.document import MachineState
 
 REFERENCE_SIZE = 384  # of a matrix product: 1 ms on two cores, and it uses all of them
 
 
-def source(device: torch.device) -> Source:
+def source(device: torch.device) -> Sources:
     """Return what the sampler reads: the host, and the GPU where the model runs on one."""
     return Sources(gpu_source(device), PsutilSource())
 
@@ -23,7 +23,7 @@ def source(device: torch.device) -> Source:
 def watch(device: torch.device) -> Watch:
     """Return who notices disturbances; on a CPU with a reference work that shows a slower machine."""
     if not is_host(device):
-        return Watch(HostCounters())
+        return Watch(HostCounters(), source=gpu_source(device))
     square = torch.ones(REFERENCE_SIZE, REFERENCE_SIZE)
     out = torch.empty_like(square)
     return Watch(HostCounters(), Reference(lambda: torch.mm(square, square, out=out)))

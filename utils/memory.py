@@ -18,6 +18,7 @@ NOT_COUNTED = "what a batch holds was not counted"
 
 def demands(model: Any, selection: "Selection", batch_sizes: Sequence[int]) -> "dict[int, Demand | Missing]":
     """Return what the largest batch of each of these sizes holds, by the tokens of its texts."""
+    from boundby.device import raise_if_lost
     from boundby.inference import Batch, forward
     from boundby.known import Missing
     from boundby.memory import demand
@@ -38,6 +39,7 @@ def demands(model: Any, selection: "Selection", batch_sizes: Sequence[int]) -> "
             try:
                 found[tokens] = demand(padded, tokens)
             except Exception as error:  # a model may raise anything; the sweep is done
+                raise_if_lost(error)
                 found[tokens] = Missing(f"counting what a batch holds failed: {type(error).__name__}: {error}")
     return found
 

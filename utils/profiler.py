@@ -17,13 +17,15 @@ from boundby.device import (
     is_host,
     is_out_of_memory,
     made_current,
+    naming_loss,
+    raise_if_lost,
     release_memory,
     synchronizer,
 )
 from boundby.device_time import DeviceTimer
 from boundby.disturbance import Conditions, Disturbance, Watch
 from boundby.inference import Batch, forward
-from boundby.sampler import NoSource, Sampler
+from boundby.sampler import DeviceLostError, NoSource, Sampler
 from boundby.sweep import Outcome, StopRule, sweep
 from boundby.timer import Timer, WarmUp, WarmUpRule, warm_up
 from utils import columns
@@ -31,7 +33,7 @@ from utils.artifacts import started_at
 from utils.document import Row
 from utils.metrics import MetricsCollector
 from utils.selection import Selection
-from utils.visits import LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_PER_S, Memory, Quantity, Timing, Visit, outcomes
+from utils.visits import LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_PER_S, Memory, Quantity, Timing, Visit, named, outcomes
 
 # Ten runs fill 0.4 s. On two shared cores rounds of 1.6 s varied as much as those of 0.3 s, by 1.4 to 3 %: the mood of
 # a machine lasts longer than either, so that many short rounds tell more than a few long ones in the same time.
@@ -44,7 +46,6 @@ RESOLUTION, RESOLUTION_ON_HOST = 0.01, 0.03  # of a time, as a share: when windo
 NOISY, NOISY_ON_HOST = 0.02, 0.05  # half of an interval, as a share; a wider one cannot tell the optimum
 MOST_REPEATS = 3  # of disturbed visits, by batch size: a machine that stays busy must not double the sweep
 FIRST_PAUSE_S, PAUSE_GROWTH = 0.05, 1.5
-GPU_CONDITIONS = ("gpu_clock_event_reasons", "gpu_processes", "gpu_sm_clock_mhz", "gpu_temperature_c")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class InferenceProfiler:
         `num_runs` timed and `num_warmup_runs` untimed forwards are the least work per batch size; more rounds follow
         until half of the throughput's 95 % interval is `ci_half_width` of it, or `max_seconds` are spent; None aims at
         what two runs need to be found the same. `finished` visits are not made again; `on_visit` is told of each new
-        one. Running out of memory is a row, not an error.
+        one. Running out of memory is a row, not an error. Raises DeviceLostError where the GPU does nothing more for
+        this process, after `on_visit` is told of the visit that failed.
         """
         settings = Settings(batch_sizes, num_runs, num_warmup_runs, ci_half_width, max_seconds)
         selection = Selection.of(texts, self.tokenizer, max_length, self.device)
@@ -141,7 +143,7 @@ def take_turns(
     """Return the visits of one model in several dtypes, `finished` ones first: each round visits all that are open.
 
     A change of the machine's load then hits all dtypes alike. On a GPU all models stay in its memory until that runs
-    out, and then only the one that is visited.
+    out, and then only the one that is visited. Raises DeviceLostError as `profile_multiple_batch_sizes` does.
     """
     memory = _SharedMemory([owner.model for owner in profilers], selection.device)
     plans = {owner.dtype: _Plan(owner, selection, settings, memory) for owner in profilers}
@@ -152,10 +154,13 @@ def take_turns(
 
     def visit_once(point: tuple[int, str], number: int) -> Outcome:
         earlier = next(iter(at(point)), None)
-        made = plans[point[1]].visit(point[0], number, earlier.batches if earlier else None)
+        plan = plans[point[1]]
+        made = plan.visit(point[0], number, earlier.batches if earlier else None)
         visits.append(made)
         if on_visit:
             on_visit(made)
+        if plan.lost:
+            raise plan.lost
         return outcomes([made])[0]
 
     points = [(batch_size, dtype) for batch_size in settings.batch_sizes for dtype in plans]
@@ -260,6 +265,7 @@ class BatchTimer:
         try:
             self.model(**ready)
         except Exception as error:  # a model may raise anything, and is then timed with its own mask
+            raise_if_lost(error)
             if is_out_of_memory(error):
                 raise
             return None
@@ -310,10 +316,21 @@ class _Plan:
         self._visited: set[int] = set()
         self._shapes: set[object] = set()  # of batches that ran on a GPU
         self._repeats: dict[int, int] = {}
+        self.lost: DeviceLostError | None = None  # in the last visit: none may follow
         self._timer = BatchTimer(owner.model, owner.device, owner.timer)
 
     def visit(self, batch_size: int, number: int, batches: int | None) -> Visit:
         """Return one visit. `batches` is how many earlier visits of this batch size timed; None in the first."""
+        owner = self.owner
+        try:
+            with naming_loss(named(batch_size, owner.dtype)):
+                return self._attempt(batch_size, number, batches)
+        except DeviceLostError as lost:
+            self.lost = lost
+        return Visit(owner.dtype, batch_size, number, "failed", owner.session, message=self.lost.reason)
+
+    def _attempt(self, batch_size: int, number: int, batches: int | None) -> Visit:
+        """Return the visit, or one that failed. Raises DeviceLostError where no other could follow."""
         owner, start = self.owner, self.owner.timer.clock()
         self.memory.admit(owner.model)
         collector = MetricsCollector(owner.device, sampler=owner.sampler)
@@ -323,11 +340,12 @@ class _Plan:
             self._visited.add(batch_size)
             return replace(made, spent_s=owner.timer.clock() - start)
         except Exception as error:  # a model may raise anything; the other batch sizes are still worth measuring
+            raise_if_lost(error)
             status = "oom" if is_out_of_memory(error) else "failed"
             message = f"{type(error).__name__}: {error}".split("\n")[0]
         release_memory(owner.device)  # outside the except block: its traceback holds the tensors
         if status == "oom" and self.memory.make_room(owner.model):
-            return self.visit(batch_size, number, batches)
+            return self._attempt(batch_size, number, batches)
         return Visit(owner.dtype, batch_size, number, status, owner.session, message=message)
 
     def _undisturbed(self, batch_size: int, number: int, batches: int | None, collector: MetricsCollector) -> Visit:
@@ -432,17 +450,8 @@ class _Plan:
         if self.owner.guard is None:
             return None
         now = self.owner.sampler.now()  # a window may be shorter than the sampler's interval
-        seen = {name: [*readings.get(name, []), *([now[name]] if name in now else [])] for name in GPU_CONDITIONS}
-        events = 0
-        for mask in seen["gpu_clock_event_reasons"]:
-            events |= int(mask)
-        return replace(
-            self.owner.guard.watch.stop(),
-            gpu_clock_event_reasons=events if seen["gpu_clock_event_reasons"] else None,
-            gpu_processes=int(max(seen["gpu_processes"])) if seen["gpu_processes"] else None,
-            gpu_sm_clock_mhz=tuple(seen["gpu_sm_clock_mhz"]),
-            gpu_temperature_c=tuple(seen["gpu_temperature_c"]),
-        )
+        seen = self.owner.guard.watch.stop().with_gpu(readings)
+        return seen.with_gpu({name: [value] for name, value in now.items()})
 
     def _warm_up(self, call: Callable[[], object]) -> WarmUp:
         rule = WarmUpRule(

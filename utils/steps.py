@@ -6,6 +6,7 @@ reads it too.
 
 import functools
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from utils.quickstart import cache
 SCHEMA_VERSION = 1
 NOT_OF_VISITS = ("targets", "evaluation")
 BATCH_SIZES, LARGER_SIZES = (1, 4, 8, 16, 32, 64), (128, 256)  # where the settings name none; the others on a GPU
+MOST_LOSSES = 2  # of the GPU to the same work: it is run again once, and what comes after it is worth measuring
 SHOWN_CHARACTERS = 60  # of a changed value in a reason
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -281,6 +283,12 @@ def finish(number: str, layout: Layout, recorded: Parts, **facts: Any) -> None:
     )
     files.write_json(layout.receipt(number), msgspec.to_builtins(receipt))
     layout.marker(number).unlink(missing_ok=True)
+
+
+def given_up(number: str, layout: Layout) -> list[str]:
+    """Return what has ended the GPU for its process so often that `--resume` does not run it again."""
+    lost = Counter(line["point"] for line in files.read_json_lines(layout.losses(number)))
+    return [point for point, times in lost.items() if times >= MOST_LOSSES]
 
 
 def read(path: Path, kind: type[Record]) -> Record:

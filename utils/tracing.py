@@ -7,7 +7,7 @@ import torch
 
 from boundby import files
 from boundby.capture import CaptureManifest, CaptureOptions, capture
-from boundby.device import is_gpu
+from boundby.device import is_gpu, naming_loss
 from boundby.inference import Batch, forward
 from boundby.trace import OPERATOR_COLUMNS, analyze, operator_rows, read_trace
 from boundby.trace.memory import MEMORY_COLUMNS, memory_rows
@@ -70,6 +70,7 @@ def reference(run: Run, loaded: LoadedModel, rows: Rows, max_length: int) -> Bat
     return Selection.of(rows.texts, loaded.tokenizer, max_length, loaded.device).reference(batch_size)
 
 
+@naming_loss("the trace of the reference batch")
 def record(run: Run, loaded: LoadedModel, batch: Batch) -> Recording:
     """Trace a few forwards of `batch`, warm, and write what the trace tells."""
     settings, layout = run.config.trace, run.layout

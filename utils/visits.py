@@ -123,6 +123,11 @@ class Visit:
         return any(disturbance.is_passing for disturbance in self.disturbances)
 
 
+def named(batch_size: int, dtype: str) -> str:
+    """Return what a visit is of, in words."""
+    return f"batch size {batch_size} in {dtype}"
+
+
 def append(path: Path, visit: Visit) -> None:
     """Commit the visit: after this call a kill cannot lose it."""
     files.append_json_line(path, asdict(visit))

@@ -25,7 +25,7 @@ from boundby.capture.instruments import (
 from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record
 from boundby.capture.schedule import Content, Span
 from boundby.capture.session import Session, Use, activities_on
-from boundby.device import synchronizer
+from boundby.device import is_gpu, is_sticky, synchronizer
 from boundby.trace.window import EXCLUDED
 
 STACK_STEPS = 1
@@ -299,7 +299,7 @@ class _Drive:
         self.engine = Engine(device, options, Record(), Naming())
         self.estimated_bytes: int | None = None
         self.estimate_reason: str | None = self.engine.reason_for_none or NOTHING_SMALLER
-        self._step = step
+        self._step, self._device = step, device
         self._warmup = warmup
         self._options = options
         self._number = 0  # of the next step
@@ -387,7 +387,10 @@ class _Drive:
                 engine.ranges.pop()
                 self._number += 1
                 engine.step()
-        except BaseException:
-            engine.ranges.pop()
-            engine.close(export=False)
+        except BaseException as error:
+            if not (is_gpu(self._device) and is_sticky(error)):
+                engine.ranges.pop()
+                engine.close(export=False)
+            elif engine.session:
+                engine.session.leave()
             raise

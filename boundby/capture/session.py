@@ -21,6 +21,7 @@ from torch.profiler import ProfilerAction
 from boundby.capture.instruments import Instrument
 from boundby.capture.manifest import Record
 from boundby.capture.schedule import Span
+from boundby.device import is_sticky
 from boundby.patches import Patches
 from boundby.remarks import summary
 
@@ -204,7 +205,16 @@ class Session(Instrument):
         except Exception as error:
             self._record.downgrade(self._what, summary(error))
             self.has_failed = True
+            if is_sticky(error):
+                self.leave()
             self._abandon()
+
+    def leave(self) -> None:
+        """End the recording of a GPU that is lost: to stop the profiler would be to wait for it."""
+        with contextlib.suppress(RuntimeError):  # it was in its warm-up
+            torch._C._autograd._disable_profiler()
+        self._let_go()
+        self._watch.off()
 
     def _abandon(self) -> None:
         profile, self._profile = self._profile, None

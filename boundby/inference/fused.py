@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from boundby.device import raise_if_lost
+
 LANES = 16  # as the kernels have it, which cannot be imported everywhere
 DTYPES = (torch.float32, torch.bfloat16)
 SAMPLE_ROWS = 8  # of random states, on which a module and its replacement are compared
@@ -238,7 +240,8 @@ def _agree(module: nn.Module, replacement: nn.Module, width: int, inputs: int) -
     try:
         with torch.inference_mode():
             expected, found = module(*given).float(), replacement(*given).float()
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError) as error:
+        raise_if_lost(error)
         return False
     most = MOST_DIFFERENCE.get(some.dtype, 0.0) * float(expected.abs().max())
     return bool((found - expected).abs().max() <= most)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.device import is_gpu, is_out_of_memory
+from boundby.device import is_gpu, is_out_of_memory, raise_if_lost
 from boundby.inference.batches import Tokens, tokenize
 from boundby.inference.precision import Precision, available
 from boundby.inference.predictor import Predictor, PredictorOptions
@@ -115,6 +115,7 @@ def choose_precision(
             predictor = Predictor(model, tokenizer, wanted, check_texts, timer, by_name)
             prediction = predictor.predict_tokens(tokens)
         except CANNOT_RUN as error:  # no kernel in this dtype, or logits that are not finite
+            raise_if_lost(error)
             if name == "float32" or is_out_of_memory(error):
                 raise
             reasons.append(f"not {name}: {error}")

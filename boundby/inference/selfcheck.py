@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.device import is_out_of_memory, release_memory
+from boundby.device import is_out_of_memory, raise_if_lost, release_memory
 from boundby.inference.batches import Tokens
 from boundby.inference.packing import UnsupportedAttention
 from boundby.inference.precision import LEAST_TOLERANCE, Precision, calibrate, matmul_effect, tolerance
@@ -103,6 +103,7 @@ def checked_strategy(
             strategy = _calibrated(make, tokens, precision)
             logits = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
         except CANNOT_RUN as error:
+            raise_if_lost(error)
             if is_last or precision.session:
                 raise
             unsupported = isinstance(error, UnsupportedAttention)
@@ -196,6 +197,7 @@ def _compiled(
             strategy.compile()
             logits = logits_of(strategy, tokens, rows, CHECK_BUDGET, precision)
     except Exception as error:  # any type: it is a compiler
+        raise_if_lost(error)
         return f"not compiled: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     difference = float(np.abs(logits - expected).max())
     if not difference <= allowed:

@@ -13,7 +13,7 @@ from torch import nn
 
 from boundby import device as devices
 from boundby import environment
-from boundby.device import Allocator, CudaQueue, is_gpu, is_host, runtime, synchronizer
+from boundby.device import Allocator, CudaQueue, gpu_source, is_gpu, is_host, runtime, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.formatting import duration, listed
 from boundby.layers.judgement import (
@@ -96,7 +96,12 @@ def instruments_for(device: torch.device) -> Instruments:
         # With several threads of torch the caller sleeps while they work: of the process it is known that nothing ran.
         return Instruments(cpu=time.thread_time_ns if torch.get_num_threads() == 1 else time.process_time_ns)
     if is_gpu(device):
-        return Instruments(synchronize=synchronizer(device), marks=CudaMarks(device), allocator=Allocator(device))
+        return Instruments(
+            synchronize=synchronizer(device),
+            marks=CudaMarks(device),
+            allocator=Allocator(device),
+            watch=lambda: Watch(HostCounters(), source=gpu_source(device)),
+        )
     raise ValueError(f"layers on device {str(device)!r} cannot be timed; move the model to a CPU or a CUDA GPU")
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from boundby.device import Allocator
+from boundby.device import Allocator, raise_if_lost
 from boundby.layers.probes import Call, CallLog, CallTree, Run, Targets, attached, noting_probe
 from boundby.work import OperatorWork, UnknownWorkError, count_by
 
@@ -252,6 +252,7 @@ def count_work(run: Run, tree: CallTree, targets: Targets, clock: Callable[[], f
         except UnknownWorkError as error:
             return LayerWork(None, reason=str(error))
         except RuntimeError as error:
+            raise_if_lost(error)
             if "__torch_dispatch__" not in {frame.name for frame in traceback.extract_tb(error.__traceback__)}:
                 raise
             return LayerWork(None, reason=str(error))

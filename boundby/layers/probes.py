@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from boundby.device import is_sticky
+
 Clock = Callable[[], int]  # nanoseconds
 Run = Callable[[], object]
 Forward = Callable[..., Any]
@@ -126,12 +128,14 @@ def noting_probe(
         def forward(*args: Any, **kwargs: Any) -> Any:
             notes = log.setdefault(get_ident(), [])
             notes += (-1 - index, enter(args, kwargs))
-            result = None
             try:
                 result = function(*args, **kwargs)
-                return result
-            finally:
-                notes.append(leave(result))
+            except BaseException as error:
+                if not is_sticky(error):  # a model may go on after others
+                    notes.append(leave(None))
+                raise
+            notes.append(leave(result))
+            return result
 
         return forward
 

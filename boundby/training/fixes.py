@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from boundby.compile_cache import use_private_cache
-from boundby.device import is_gpu
+from boundby.device import is_gpu, raise_if_lost
 from boundby.disturbance import Watch, usable_cpus
 from boundby.inference.strategies import COMPILE_OPTIONS, compile_obstacle
 from boundby.roofline import Interval
@@ -234,7 +234,8 @@ class _Known:
         if not (change.pins or change.compiles):
             try:
                 predicted = self._loaded_beside(base, change) if change.workers else self._part(base, change, share)
-            except Exception:  # the trial will say what it is
+            except Exception as error:  # the trial will say what it is
+                raise_if_lost(error)
                 predicted = None
         yield Gain(
             fix, at_most, f"{part}: {100 * share:.1f} % of these steps", predicted and _capped(predicted, at_most)

@@ -17,11 +17,16 @@ from boundby.device import (
     gpu_source,
     has_bfloat16_products,
     is_out_of_memory,
+    is_sticky,
+    naming_loss,
     pick_device,
+    raise_if_lost,
     release_memory,
     torch_build,
 )
 from boundby.device import synchronizer as waiter
+from boundby.formatting import first_line
+from boundby.sampler import DeviceLostError
 from boundby.timer import DeviceTime, Timer
 
 CPU = torch.device("cpu")
@@ -303,3 +308,95 @@ def test_a_gpu_is_described_by_name_memory_and_capability():
     assert found["memory_bytes"] > 2**30
     assert found["capability"] == ".".join(map(str, torch.cuda.get_device_capability(0)))
     assert found["multiprocessors"] > 0
+
+
+BELOW = (
+    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect.\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+
+
+def with_code(code: int) -> BaseException:
+    error = torch.AcceleratorError("CUDA error: in a language of its own")
+    error.error_code = code
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(
+            kind(f"CUDA error: {text}{BELOW}")
+            for kind in (torch.AcceleratorError, RuntimeError)
+            for text in (
+                "device-side assert triggered", "an illegal memory access was encountered", "misaligned address",
+                "uncorrectable ECC error encountered", "an illegal instruction was encountered", "unknown error",
+                "the launch timed out and was terminated", "unspecified launch failure", "invalid program counter",
+                "operation not supported on global/shared address space", "hardware stack error",
+                "no CUDA-capable device is detected",
+            )
+        ),
+        with_code(719), with_code(710), with_code(999),
+        RuntimeError("HIP error: an illegal memory access was encountered"), RuntimeError("HIP error: unknown error"),
+        RuntimeError("CUDA driver error: unknown error"), RuntimeError("Triton Error [CUDA]: misaligned address"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb)`"),
+        RuntimeError("cuBLAS: cudaErrorLaunchFailure"), RuntimeError("hipErrorIllegalAddress"),
+        RuntimeError("CUDA_ERROR_ECC_UNCORRECTABLE"),
+        OSError("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."), RuntimeError("see XID 79"),
+        Exception("GPU is lost"), DeviceLostError("NVML: GPU is lost"),
+    ],
+    ids=lambda error: f"{type(error).__name__}: {first_line(error)} {getattr(error, 'error_code', '')}",
+)  # fmt: skip
+def test_after_a_sticky_error_a_process_can_do_nothing_more_with_its_gpu(error):
+    assert is_sticky(error) and not is_out_of_memory(error)
+    with pytest.raises(DeviceLostError):
+        raise_if_lost(error)
+    try:
+        raise ValueError("the compiler failed") from error
+    except ValueError as wrapped:
+        assert is_sticky(wrapped)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(
+            torch.AcceleratorError(f"CUDA error: {text}{BELOW}")
+            for text in (
+                "out of memory", "invalid argument", "invalid configuration argument", "operation not supported",
+                "no kernel image is available for execution on the device", "too many resources requested for launch",
+                "operation not permitted when stream is capturing",
+                "operation failed due to a previous error during capture",
+            )
+        ),
+        with_code(2), with_code(209), with_code(901),
+        torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), RuntimeError("NVML: Unknown Error"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`"),
+        ValueError("an unknown error"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=lambda error: f"{type(error).__name__}: {first_line(error)} {getattr(error, 'error_code', '')}",
+)  # fmt: skip
+def test_after_other_errors_the_gpu_works_on(error):
+    assert not is_sticky(error)
+    raise_if_lost(error)
+
+
+def test_a_loss_names_its_cause_and_what_was_at_work_first():
+    with pytest.raises(DeviceLostError) as lost, naming_loss("all of it"), naming_loss("batch size 8"):
+        try:
+            raise torch.AcceleratorError(f"CUDA error: device-side assert triggered{BELOW}")
+        except RuntimeError as error:
+            raise ValueError("the compiler failed: CUDA error: device-side assert triggered") from error
+    assert str(lost.value) == "batch size 8: AcceleratorError: CUDA error: device-side assert triggered"
+    with pytest.raises(ValueError, match="another"), naming_loss("batch size 8"):
+        raise ValueError("another")
+
+
+def test_a_gpu_that_cannot_even_give_memory_back_is_lost(monkeypatch):
+    def fails():
+        raise torch.AcceleratorError("CUDA error: in a language of its own")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", fails)
+    with pytest.raises(DeviceLostError, match="in a language of its own"):
+        release_memory(torch.device("cuda"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from boundby.disturbance import Conditions, HostCounters, Reference, Watch, usable_cpus
+from boundby.disturbance import Conditions, HostCounters, Reference, Watch, changed_clock, usable_cpus
 from tests.fakes import FakeClock
 
 QUIET = Conditions(
@@ -326,3 +326,48 @@ def test_the_time_of_a_child_is_no_time_of_others():
             time.sleep(0.01)
         child.kill()
     assert of_children() - before >= working, "what a child has used stays when it has ended"
+
+
+class Gpu:
+    """Gives a reading, or none."""
+
+    reason: str | None = None
+    reasons: dict[str, str] = {}
+
+    def __init__(self, **reading: float) -> None:
+        self.reading = reading
+
+    def read(self) -> dict[str, float]:
+        if not self.reading:
+            raise OSError("Not Supported")
+        return self.reading
+
+
+def test_a_window_on_a_gpu_is_judged_by_what_the_driver_says_right_after_the_work(host):
+    slowed = Gpu(gpu_clock_event_reasons=0x4 | 0x40, gpu_sm_clock_mhz=990.0, gpu_processes=2.0, gpu_temperature_c=88.0)
+    found = Watch(host.counters(0, 1), source=slowed).start().stop()
+    assert [each.kind for each in found.on_the_device()] == ["gpu_throttled", "gpu_shared"]
+    assert (found.gpu_sm_clock_mhz, found.gpu_temperature_c) == ((990.0,), (88.0,))
+    capped = Gpu(gpu_clock_event_reasons=0x4, gpu_processes=0.0)
+    assert Watch(host.counters(0, 1), source=capped).start().stop().on_the_device() == []
+    assert Watch(host.counters(0, 1), source=Gpu()).start().stop().gpu_clock_event_reasons is None
+
+
+def test_readings_of_a_window_join_what_it_has():
+    joined = QUIET.with_gpu(
+        {"gpu_clock_event_reasons": [0x8, 0x20], "gpu_processes": [1.0, 3.0], "gpu_sm_clock_mhz": [990.0]}
+    )
+    assert (joined.gpu_clock_event_reasons, joined.gpu_processes) == (0x28, 3)
+    assert joined.gpu_sm_clock_mhz == (1980.0, 990.0) and joined.gpu_temperature_c == (45.0,)
+    assert QUIET.with_gpu({}) == QUIET
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "changed"),
+    [
+        ([1980.0, 1900.0], [1410.0], "the GPU's clock was 1,940 MHz in one and 1,410 MHz in the other"),
+        ([1000.0], [951.0], None), ([951.0], [1000.0], None), ([], [1000.0], None), ([1000.0], [], None),
+    ],
+)  # fmt: skip
+def test_two_things_under_two_clocks_are_told_apart(one, other, changed):
+    assert changed_clock(one, other) == changed

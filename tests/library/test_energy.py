@@ -169,3 +169,25 @@ def test_a_machine_without_a_package_or_with_one_that_only_root_may_read_is_an_o
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(OSError, match="Permission denied"):
         RaplCounter(rapl.folder)
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e9], ids=["backwards", "too far"])
+def test_a_counter_that_runs_as_no_machine_does_tells_nothing(jump):
+    machine = Machine()
+
+    def sleep(seconds: float) -> None:
+        machine._used_j += jump
+        machine.spend(seconds)
+
+    meter = machine.meter(sleep)
+    with pytest.raises(OSError, match="as no machine does"):
+        meter.idle_w()
+    machine = Machine()
+    meter = machine.meter()
+
+    def jumps() -> None:
+        machine.work()
+        machine._used_j += jump
+
+    with pytest.raises(OSError, match="as no machine does"):
+        meter.of(jumps)

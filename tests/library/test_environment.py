@@ -265,3 +265,87 @@ def test_the_instructions_of_a_cpu_are_those_that_kernels_are_chosen_by(facts, f
     if facts is not None:
         (tmp_path / "cpuinfo").write_text(facts)
     assert environment.instructions() == found
+
+
+def settings_of_card(**changes: Any) -> SimpleNamespace:
+    """Return a driver with one card that answers all that is asked of it."""
+    answers: dict[str, Any] = {
+        "nvmlDeviceGetEnforcedPowerLimit": 700_000, "nvmlDeviceGetMaxClockInfo": 1980,
+        "nvmlDeviceGetApplicationsClock": 1830, "nvmlDeviceGetEccMode": (1, 1), "nvmlDeviceGetMigMode": (0, 0),
+        **changes,
+    }  # fmt: skip
+    made = nvml(["NVIDIA H100"])
+    made.NVML_CLOCK_SM = 1
+
+    def answer(value: Any) -> Any:
+        def get(*_: Any) -> Any:
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return get
+
+    for name, value in answers.items():
+        setattr(made, name, answer(value))
+    return made
+
+
+SET = {"power_limit_w": 700.0, "max_clock_mhz": 1980, "set_clock_mhz": 1830, "ecc": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "value"),
+    [
+        ({"nvmlDeviceGetEnforcedPowerLimit": 350_000}, "power_limit_w", 350.0),
+        ({"nvmlDeviceGetMaxClockInfo": 1755}, "max_clock_mhz", 1755),
+        ({"nvmlDeviceGetApplicationsClock": 1200}, "set_clock_mhz", 1200),
+        ({"nvmlDeviceGetEccMode": (0, 1)}, "ecc", False),
+    ],
+)
+def test_how_a_card_is_set_is_part_of_the_machine(changes, name, value, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", settings_of_card())
+    usual = fingerprint()
+    [card] = machine()["gpus"]
+    assert {key: card[key] for key in SET} == SET
+    monkeypatch.setitem(sys.modules, "pynvml", settings_of_card(**changes))
+    assert fingerprint() != usual
+    assert {key: machine()["gpus"][0][key] for key in SET} == {**SET, name: value}
+
+
+def test_the_parts_of_a_divided_card_are_part_of_the_machine(monkeypatch):
+    def part(handle: int, index: int) -> str:
+        if index == 2:
+            raise NvmlError("Not Found")
+        return f"H100 MIG {index + 1}g"
+
+    divided = settings_of_card(nvmlDeviceGetMigMode=(1, 1), nvmlDeviceGetMaxMigDeviceCount=3)
+    divided.nvmlDeviceGetMigDeviceHandleByIndex = part
+    divided.nvmlDeviceGetName = lambda handle: handle if isinstance(handle, str) else "NVIDIA H100"
+    monkeypatch.setitem(sys.modules, "pynvml", divided)
+    assert machine()["gpus"][0]["mig"] == ["H100 MIG 1g", "H100 MIG 2g"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (NvmlError("Not Supported"), "NVML: Not Supported"),
+        (NvmlError("Insufficient Permissions"), "NVML: Insufficient Permissions"),
+        (SimpleNamespace(total=2**64 - 1), "NVML: answered 1.84467e+19, which no GPU has"),
+        (SimpleNamespace(total=-1), "NVML: answered -1, which no GPU has"),
+    ],
+    ids=["unified memory", "no rights", "too much", "negative"],
+)
+def test_a_card_whose_memory_the_driver_does_not_tell_is_a_card_with_the_reason(answer, reason, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", settings_of_card(nvmlDeviceGetMemoryInfo=answer))
+    [card] = machine()["gpus"]
+    assert (card["name"], card["memory_bytes"]) == ("NVIDIA H100", None)
+    assert machine()["gpus_reason"] == f"memory_bytes: {reason}"
+
+
+def test_a_driver_without_rights_or_with_nonsense_describes_the_card_by_what_is_left(monkeypatch):
+    for setting in ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetApplicationsClock"):
+        for answer in (NvmlError("Insufficient Permissions"), 0, 2**32 - 1, "[N/A]"):
+            machine.cache_clear()
+            monkeypatch.setitem(sys.modules, "pynvml", settings_of_card(**{setting: answer}))
+            [card] = machine()["gpus"]
+            assert len(set(SET) & set(card)) == 3 and len(machine()["gpus_reason"].split("; ")) == 1

@@ -15,6 +15,7 @@ from boundby.known import Missing
 from boundby.recording import program, record
 from boundby.replay import Lengths, Setting, replay
 from boundby.roofline import Interval
+from boundby.sampler import DeviceLostError
 from boundby.timer import QUEUE_DEPTH, Timer
 from boundby.verdict import Fix
 from boundby.work.operators import tensors_in
@@ -248,3 +249,22 @@ def test_operators_have_their_times_in_order_however_many_of_them_the_queue_hold
     assert found.in_order_s == Interval.exact(operators * kernel_s)
     assert operator.in_order_s == operators * kernel_s  # between the marks of each
     assert operator.hot_s == operators * kernel_s  # alone, in blocks of 132 calls
+
+
+@pytest.mark.parametrize("which", ["alone", "setting"])
+def test_an_operator_that_loses_the_gpu_ends_the_replay(machine, monkeypatch, which):
+    lost = torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    def loses(*_: Any, **__: Any) -> None:
+        raise lost
+
+    @contextmanager
+    def losing():
+        raise lost
+        yield
+
+    if which == "alone":
+        monkeypatch.setattr("boundby.replay._Bench._alone", loses)
+    settings = [Setting(THREADS, entered=losing)] if which == "setting" else []
+    with pytest.raises(DeviceLostError, match="device-side assert"):
+        replayed(model(torch.ones(4, 8), WEIGHTS), settings=settings)

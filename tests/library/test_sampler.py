@@ -11,7 +11,16 @@ import psutil
 import pytest
 
 from boundby import sampler as sampler_module
-from boundby.sampler import AmdSource, NoSource, NvmlSource, PsutilSource, Sampler, Sources, nvml_source
+from boundby.sampler import (
+    AmdSource,
+    DeviceLostError,
+    NoSource,
+    NvmlSource,
+    PsutilSource,
+    Sampler,
+    Sources,
+    nvml_source,
+)
 from tests.fakes import FakeClock
 
 LONG_S = 60.0  # ends a test that hangs; none waits so long
@@ -428,3 +437,54 @@ def test_the_reason_of_a_missing_quantity_comes_from_its_source(clock, monkeypat
     sampler = Sampler(sources)
     assert (sources.reason, sampler.now()) == (None, HOST)
     assert sampler.why_not("gpu_power_w") == "the device is not a GPU"
+
+
+NONSENSE = {
+    "gpu_utilization_pct": ("nvmlDeviceGetUtilizationRates", SimpleNamespace(gpu=2**32 - 1), "4294967295"),
+    "gpu_power_w": ("nvmlDeviceGetPowerUsage", 0, "0.0"),
+    "gpu_sm_clock_mhz": ("nvmlDeviceGetClockInfo", -1, "-1"),
+    "gpu_temperature_c": ("nvmlDeviceGetTemperature", 0xFFFFFFFF, "4294967295"),
+    "gpu_memory_used_bytes": ("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=2**64 - 1), str(2**64 - 1)),
+    "gpu_clock_event_reasons": ("nvmlDeviceGetCurrentClocksEventReasons", 2**64 - 1, str(2**64 - 1)),
+}
+
+
+@pytest.mark.parametrize("quantity", NONSENSE)
+def test_an_answer_that_no_gpu_has_is_no_reading_and_is_kept_for_a_doubt(quantity, monkeypatch):
+    name, answer, shown = NONSENSE[quantity]
+    nvml = FakeNvml(GPU)
+    setattr(nvml, name, lambda *_: answer)
+    source = source_of(monkeypatch, nvml)
+    assert source.read() == without(quantity)
+    assert source.reasons == source.nonsense == {quantity: f"NVML answered {shown}, which no GPU has"}
+    assert Sources(source, NoSource("no host")).nonsense == source.nonsense
+
+
+@pytest.mark.parametrize("answer", ["[N/A]", None, float("nan"), object()], ids=repr)
+def test_an_answer_that_is_no_number_is_no_reading(answer, monkeypatch):
+    nvml = FakeNvml(GPU)
+    nvml.nvmlDeviceGetTemperature = lambda *_: answer
+    source = source_of(monkeypatch, nvml)
+    assert source.read() == without("gpu_temperature_c") and "gpu_temperature_c" in source.reasons
+
+
+def test_a_gpu_that_is_lost_to_the_driver_ends_the_thread_and_is_told_to_who_measures(monkeypatch):
+    lost = NvmlError("GPU is lost")
+    lost.value = 15
+
+    def refuse(*_):
+        raise lost
+
+    nvml = FakeNvml(GPU)
+    source = source_of(monkeypatch, nvml)
+    nvml.nvmlDeviceGetPowerUsage = nvml.nvmlDeviceGetTotalEnergyConsumption = refuse
+    for ask in (source.read, source.joules):
+        with pytest.raises(DeviceLostError, match="NVML: GPU is lost"):
+            ask()
+    sampler = Sampler(source)
+    sampler._stop.wait = lambda _: False
+    with sampler:
+        sampler._thread.join(LONG_S)
+        assert not sampler._thread.is_alive()
+    with pytest.raises(DeviceLostError, match="NVML: GPU is lost"):
+        sampler.now()

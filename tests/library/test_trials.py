@@ -450,3 +450,31 @@ def test_a_capture_that_fails_leaves_the_stream_and_the_memory_as_they_were_or_a
     assert cuda.stream == "default" and cuda.waits  # a broken capture is over before anything else is timed
     assert (cuda.open_pools, cuda.reserved) == ([], 0) if heals else cuda.reserved
     assert [doubt.kind for doubt in found.doubts] == ([] if heals else ["disturbed"])
+
+
+class Clocks:
+    """A GPU whose clock follows what ran last."""
+
+    reason: str | None = None
+    reasons: dict[str, str] = {}
+
+    def __init__(self) -> None:
+        self.mhz = 1980.0
+
+    def read(self) -> dict[str, float]:
+        return {"gpu_sm_clock_mhz": self.mhz}
+
+    def running(self, clock: FakeClock, mhz: float) -> Work:
+        def work() -> None:
+            self.mhz = mhz
+            clock.advance(FORWARD_S)
+
+        return work
+
+
+@pytest.mark.parametrize(("mhz", "doubts"), [(1980.0, []), (1900.0, []), (1410.0, ["throttled"])])
+def test_a_gain_under_another_clock_than_without_the_fix_is_doubted(clock, mhz, doubts):
+    gpu = Clocks()
+    found = tried(clock, gpu.running(clock, 1980.0), changed_to(gpu.running(clock, mhz)), source=gpu)
+    assert [each.kind for each in found.doubts] == doubts and len(found.trials) == 1
+    assert all("1,980 MHz in one and 1,410 MHz in the other" in each.text for each in found.doubts)

@@ -12,9 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.disturbance import Disturbance
+from boundby.disturbance import Conditions, Disturbance
 from boundby.energy import EnergyMeter, EnergyUse
 from boundby.known import Missing
+from boundby.sampler import DeviceLostError
 from boundby.timer import Timer
 from boundby.verdict import Doubt, Verdict
 from boundby.work import transformer_flops, transformer_shape
@@ -570,3 +571,50 @@ def test_doubts_are_joined_without_repeats_and_the_row_given_is_left_alone() -> 
     assert filled["reasons"]["flops_per_batch"] == filled["reasons"]["flops_per_sec"] == "not countable"
     assert "bound" not in filled["reasons"] and given == before
     assert finding.fill(filled) == filled
+
+
+# A GPU that is slowed, and one that is lost
+
+
+def seen_at(bench: Bench, mhz: float) -> None:
+    conditions = Conditions(seconds=1.0, cores=1, gpu_sm_clock_mhz=(mhz,))
+    bench.visits = [replace(each, conditions=conditions) for each in bench.visits]
+
+
+@pytest.mark.parametrize(
+    ("limit_mhz", "events", "own_mhz", "is_doubted"),
+    [
+        (1980.0, 0, 1410.0, True),  # the model was slowed, the limits were not
+        (1410.0, 0x4, 1980.0, False),  # products reach the power limit, as they do on every card
+        (1410.0, None, 1980.0, False),
+        (1410.0, 0, 1980.0, True),  # something else slowed the limits
+        (1980.0, 0, 1900.0, False),
+    ],
+)
+def test_limits_under_another_clock_are_doubted_unless_it_is_that_of_the_power_limit(
+    limit_mhz: float, events: int | None, own_mhz: float, is_doubted: bool
+) -> None:
+    bench = Bench(EVEN).sweep(4)
+    seen_at(bench, own_mhz)
+    limit = replace(MACHINE.compute[0], sm_clock_mhz=limit_mhz, clock_event_reasons=events)
+    doubts = bench.finding(ceilings=replace(MACHINE, compute=(limit,))).verdict.doubts
+    assert ("throttled" in [doubt.kind for doubt in doubts]) == is_doubted
+
+
+def test_a_forward_that_loses_the_gpu_ends_the_diagnosis_and_says_of_what() -> None:
+    def loses(*_: int) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    bench = Bench(EVEN).sweep(4)
+    bench.model.before = loses
+    for chosen in (None, 4):
+        with pytest.raises(DeviceLostError) as lost:
+            bench.finding(chosen, energy=meter(*THREE_WINDOWS))
+        assert str(lost.value).startswith("what limits batch size 4 in float32: AcceleratorError: CUDA error: device")
+
+
+def test_what_has_lost_the_gpu_before_is_not_run_again_and_the_bound_is_told() -> None:
+    bench = Bench(EVEN).sweep(4)
+    verdict = bench.finding(4, given_up=["what limits batch size 4 in float32"]).verdict
+    assert [doubt.kind for doubt in verdict.doubts] == ["replay"] and not verdict.trials
+    assert verdict.bound == bench.finding().verdict.bound

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from boundby import memory
-from boundby.disturbance import Disturbance
+from boundby.disturbance import Conditions, Disturbance
 from boundby.sampler import NoSource, Reading, Sampler
 from boundby.timer import WarmUp
 from tests.fakes import FakeClock
@@ -358,3 +358,11 @@ def test_a_measurement_of_nothing_is_refused() -> None:
 def test_no_number_of_a_row_is_nan() -> None:
     row = row_of(*(visit(number) for number in range(3)))
     assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize(("clocks", "kinds"), [((1980.0, 1900.0), []), ((1980.0, 1410.0), ["throttled"])])
+def test_rounds_under_two_clocks_are_doubted(clocks: tuple[float, ...], kinds: list[str]) -> None:
+    seen = [Conditions(seconds=1.0, cores=2, gpu_sm_clock_mhz=(clock,)) for clock in clocks]
+    made = [visit(number, conditions=seen[number % 2]) for number in range(5)]
+    assert row_of(*made)["doubt_kinds"] == kinds
+    assert row_of(*(visit(number, conditions=Conditions(1.0, 2)) for number in range(5)))["doubt_kinds"] == []

@@ -22,6 +22,7 @@ from boundby.inference import ExactnessReport, compare_logits
 from boundby.inference.engines import ENGINES, open_session
 from boundby.inference.precision import calibrate, to_int8
 from boundby.roofline import Interval
+from boundby.sampler import DeviceLostError
 from boundby.timer import Timer
 from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock
@@ -546,3 +547,39 @@ def test_the_report_gains_the_section_and_its_picture_when_step_05_has_run_after
     assert section.console_lines(found)[0].strip()
     assert run([*settings, "--resume"], "04_visualize_results") == 0
     assert "step 04: kept (up to date)" in capsys.readouterr().err
+
+
+def test_a_variant_that_loses_the_gpu_leaves_the_rounds_before(monkeypatch):
+    paced = Paced()
+    made = [paced.measured("as_it_comes", 0.5), paced.measured("twice", 0.25), paced.measured("losing", 0.25)]
+    one_round = rounds._one_round
+
+    def loses(each: Measured, *others: object, **named: object) -> None:
+        if each.variant.name == "losing" and len(each.seconds) == at:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure\nand more")
+        one_round(each, *others, **named)
+
+    monkeypatch.setattr(rounds, "_one_round", loses)
+    at = 3
+    running, refused, taken = rounds.take_turns(
+        made, [["a"] * 4] * 9, Timer(paced.clock), 1e9, lambda number: None
+    )  # fmt: skip
+    assert ([each.variant.name for each in running], taken) == (["as_it_comes", "twice"], [0, 1, 2])
+    assert all(len(each.seconds) == len(each.single_s) == len(each.logits) == 3 for each in running)
+    assert str(refused["losing"].lost) == "losing: AcceleratorError: CUDA error: unspecified launch failure"
+    at = 1
+    again = [paced.measured(name, 0.5) for name in ("as_it_comes", "losing")]
+    with pytest.raises(DeviceLostError, match="^losing: "):  # one round says nothing
+        rounds.take_turns(again, [["a"] * 4] * 9, Timer(paced.clock), 1e9, lambda number: None)
+
+
+def test_a_variant_that_lost_the_gpu_before_is_not_tried_again_and_the_others_are():
+    paced = Paced()
+    listed = [
+        Variant(name, f"{name} in words", lambda shop: paced.measured("any", 0.1).way)
+        for name in ("as_it_comes", "new")
+    ]
+    shop = SimpleNamespace(loaded=SimpleNamespace(device=torch.device("cpu")), probe=["a"])
+    made, refused = rounds.make(listed, shop, Timer(paced.clock), 1e9, lambda text: None, ["new in words"])
+    assert [each.variant.name for each in made] == ["as_it_comes"]
+    assert refused["new"].text == "it has ended the GPU for its process before, and is not tried again"

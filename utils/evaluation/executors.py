@@ -14,8 +14,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from boundby.device import is_gpu, pick_device, runtime
-from utils.errors import PipelineError
+from boundby.device import is_gpu, is_sticky, pick_device, runtime
+from boundby.formatting import first_line
+from boundby.sampler import DeviceLostError
+from utils.errors import EnvironmentLacksError, PipelineError
 from utils.evaluation.shards import Receipt, ShardPredictor
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ def _distribute(
                 del busy[worker.connection]
                 shard = worker.assigned[0]
                 losses[shard] += 1
-                what = f"a worker ended with {worker.process.exitcode} in shard {shard}"
+                what = f"a worker ended with {worker.process.exitcode} in shard {shard}{worker.lost}"
                 if losses[shard] == MOST_LOSSES:
                     raise PipelineError(
                         f"{what}, as {MOST_LOSSES - 1} before it (-9 is often a lack of memory: lower "
@@ -139,6 +141,7 @@ class _Worker:
         self.process.start()
         theirs.close()  # the end of the worker is then the end of its messages
         self.assigned: list[int] = []
+        self.lost = ""  # how its GPU was
 
     def assign(self, waiting: deque[int]) -> None:
         """Tell the worker the next shard, or, once, that there are no more."""
@@ -148,7 +151,7 @@ class _Worker:
             self.connection.send(shard)
 
     def receipt(self) -> Receipt | None:
-        """Return what the worker has to tell, None when it is dead. Raises what it raised."""
+        """Return what the worker has to tell, None when it is dead, or its GPU. Raises what it raised."""
         try:
             message = self.connection.recv()
         except (EOFError, ConnectionError):
@@ -156,6 +159,10 @@ class _Worker:
             return None
         if isinstance(message, Exception):
             raise message
+        if isinstance(message, str):
+            self.lost = f", {message}"
+            self.process.join(PATIENCE_S)
+            return None
         self.assigned.remove(message.shard)
         return message
 
@@ -184,7 +191,10 @@ def work(connection: Connection, plan_path: Path, device: str, trust_remote_code
         return
     except (PipelineError, OSError) as error:
         connection.send(error)
-    except Exception as error:  # any type: it may not survive the way to the parent
+    except (Exception, DeviceLostError) as error:  # any type: it may not survive the way to the parent
+        if is_sticky(error):  # another process has the GPU again; this one must not touch it even to end
+            connection.send(f"{type(error).__name__}: {first_line(error)}")
+            os._exit(EnvironmentLacksError.exit_code)
         connection.send(PipelineError(f"a worker failed: {type(error).__name__}: {error}"))
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
+from boundby.sampler import DeviceLostError
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
 from utils.evaluation import plan as plans
@@ -88,10 +89,13 @@ class Worker:
         predictor = self.open()
         pulled = self._store.pull(predictor.folder, shards) if self._store else set()
         done = []
-        for receipt in predictor.predict_shards(shards, wait_for_others):
-            if self._store:
-                self._store.push(predictor.folder, receipt, pulled)
-            done.append(receipt)
+        try:
+            for receipt in predictor.predict_shards(shards, wait_for_others):
+                if self._store:
+                    self._store.push(predictor.folder, receipt, pulled)
+                done.append(receipt)
+        except DeviceLostError as lost:  # Ray takes what is no Exception for the end of the worker
+            raise RuntimeError(str(lost)) from lost
         return done
 
 

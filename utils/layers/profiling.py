@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from boundby import ceilings
+from boundby.device import naming_loss
 from boundby.inference import Batch
 from boundby.layers.engine import ObservabilityEngine
 from boundby.layers.ranking import blocks
@@ -56,6 +57,7 @@ def profile(  # noqa: PLR0913  (what to run, how often, and where the files go)
         return report, engine.save_dashboard()
 
 
+@naming_loss("the profile of the layers")
 def record(run: Run, loaded: LoadedModel, batch: Batch) -> ModelProfile:
     """Profile the layers on `batch`, which is also traced, write the files, and return the profile."""
     mask = batch.attention_mask if batch.is_padded else None

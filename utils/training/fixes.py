@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from boundby import files
-from boundby.device import synchronizer
+from boundby.device import gpu_source, synchronizer
 from boundby.disturbance import HostCounters, Watch
 from boundby.formatting import NOTHING
 from boundby.roofline import Interval
@@ -57,7 +57,7 @@ def tried(job: Job) -> Iterator[str]:
         recipe_of(job, steps),
         Timer(synchronize=synchronizer(job.process.device)),
         budget_s=BUDGET_S,
-        watch=Watch(HostCounters()),
+        watch=Watch(HostCounters(), source=gpu_source(job.process.device)),
         told=lambda text, left_s: job.note(f"{text}, {left_s:.0f} s left"),
     )
     yield from plain_text.lines(scorecard(found, steps))

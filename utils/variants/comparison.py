@@ -102,7 +102,9 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     listed = listed if own == DTYPE else [_in_float32(variant) for variant in listed]
     try:
         with run.progress(len(listed), "make the variants") as progress:
-            made, refused = rounds.make(listed, shop, timer, deadline, lambda text: progress.advance(1, text))
+            made, refused = rounds.make(
+                listed, shop, timer, deadline, lambda text: progress.advance(1, text), steps.given_up("05", run.layout)
+            )
         found = Comparison(rows, receipt.rows, made, refused)
         found.doubts += [str(Doubt("disturbed", text)) for text in shop.doubts]
         found.operators = operators.replay(made, shop.pack(), len(probe), timer, device, deadline)
@@ -118,6 +120,9 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
         run.layout.variants_table, [_flat(row, document["batch_size"] == 1) for row in document["variants"]], TABLE
     )
     files.write_json(run.layout.variants, document)
+    for each in found.refused.values():
+        if each.lost:
+            raise each.lost
     return document
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from boundby.capture.session import quiet_kineto
-from boundby.device import device_queue, is_host
+from boundby.device import device_queue, is_host, naming_loss, raise_if_lost
 from boundby.recording import Recording, program, record
 from boundby.replay import Instruments, OnDevice, OnHost
 from boundby.timer import Timer, Work
@@ -90,7 +90,7 @@ def replay(
         if number >= ROUNDS and timer.clock() - start > most_s:
             break
         for each in list(running):
-            with each.measured.way.setting(), torch.inference_mode():
+            with naming_loss(each.measured.variant.words), each.measured.way.setting(), torch.inference_mode():
                 forward_s, parts = instruments.whole(each.work), each.parts()
             if parts is None:
                 running.remove(each)
@@ -102,7 +102,7 @@ def replay(
 def _ready(each: Measured, texts: Sequence[str], instruments: Instruments, device: torch.device) -> _Replayed | None:
     """Return what is to be timed, warm; None where operators cannot be replayed."""
     assert each.way.work
-    with each.way.setting(), torch.inference_mode():
+    with naming_loss(each.variant.words), each.way.setting(), torch.inference_mode():
         work = each.way.work(texts)
         if each.way.is_compiled:
             gpu = None if is_host(device) else device.type
@@ -113,7 +113,8 @@ def _ready(each: Measured, texts: Sequence[str], instruments: Instruments, devic
             recording = record(work)
             own = program(recording)
             own.run()
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError) as error:
+            raise_if_lost(error)
             return None
     return _Replayed(each, work, partial(instruments.marked, own.marked), list(_kinds(recording)), CALLS)
 

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from boundby.attention import attention_backend
-from boundby.device import is_out_of_memory, release_memory
+from boundby.device import is_out_of_memory, naming_loss, raise_if_lost, release_memory
 from boundby.formatting import first_line
 from boundby.known import Missing
 from boundby.memory import MemoryMeter, MemoryUse
 from boundby.roofline import Interval
+from boundby.sampler import DeviceLostError
 from boundby.stats import estimate
 from boundby.timer import Timer
 from utils.errors import PipelineError
@@ -42,10 +43,11 @@ SPARE = 0.8  # of the seconds that are left may the parts take, by what the vari
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why there is nothing to tell of a variant."""
+    """Why there is nothing to tell of a variant; `lost` where the GPU was lost, and nothing can follow."""
 
     why: str
     text: str
+    lost: DeviceLostError | None = None
 
 
 @dataclass
@@ -77,9 +79,17 @@ class Measured:
 
 
 def make(
-    variants: Sequence[Variant], shop: Workshop, timer: Timer, deadline: float, note: Callable[[str], None]
+    variants: Sequence[Variant],
+    shop: Workshop,
+    timer: Timer,
+    deadline: float,
+    note: Callable[[str], None],
+    given_up: Sequence[str] = (),
 ) -> tuple[list[Measured], dict[str, Refusal]]:
-    """Return the variants that could be made, warm on the probe, and why others could not. The reference must be."""
+    """Return the variants that could be made, warm on the probe, and why others could not. The reference must be.
+
+    Those that are `given_up`, by their words, are refused.
+    """
     made: list[Measured] = []
     refused: dict[str, Refusal] = {}
     for variant in variants:
@@ -92,8 +102,12 @@ def make(
             ):
                 took = f": making it takes about {variant.setup_s:.0f} s" if variant.setup_s else ""
                 raise Refused("over_budget", f"time was up before its turn{took}; variants.max_seconds gives more")
-            made.append(_made(variant, shop, timer))
+            if variant.words in given_up:
+                raise Refused("failed", "it has ended the GPU for its process before, and is not tried again")
+            with naming_loss(variant.words):
+                made.append(_made(variant, shop, timer))
         except Exception as error:  # torch, a compiler, or files of any kind may raise anything
+            raise_if_lost(error)
             if variant.name == REFERENCE:
                 raise
             refused[variant.name] = refusal(error)
@@ -202,7 +216,8 @@ def take_turns(
 ) -> tuple[list[Measured], dict[str, Refusal], list[int]]:
     """Return the variants with their rounds, those that failed on the way, and which part each round took.
 
-    At the deadline the round that is being made is finished, and no other begun after the second.
+    At the deadline the round that is being made is finished, and no other begun after the second. Where the GPU is lost
+    after that one, the rounds before it count, and the refusal has the loss; before, it is raised.
     """
     taken = list[int]()
     refused: dict[str, Refusal] = {}
@@ -216,7 +231,16 @@ def take_turns(
         random.Random(number).shuffle(order)
         for each in order:
             try:
-                _one_round(each, parts[taken[-1]], timer, is_first=number < len(parts))
+                with naming_loss(each.variant.words):
+                    _one_round(each, parts[taken[-1]], timer, is_first=number < len(parts))
+            except DeviceLostError as lost:
+                if each.variant.name == REFERENCE or number < FEWEST_ROUNDS:
+                    raise
+                running.remove(each)
+                for other in running:  # some have the round that was not finished
+                    del other.seconds[number:], other.single_s[number:], other.logits[number:]
+                refused[each.variant.name] = Refusal("failed", lost.reason, lost)
+                return running, refused, taken[:-1]
             except (RuntimeError, ValueError, MemoryError, Refused) as error:
                 if each.variant.name == REFERENCE:
                     raise

@@ -1,0 +1,270 @@
+"""A GPU that is lost on the way: what was measured stays, one line says so, and nothing more is asked of it."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from boundby.capture import CaptureOptions, capture
+from boundby.device import synchronizer
+from boundby.layers.engine import ObservabilityEngine
+from boundby.sampler import DeviceLostError, Sampler
+from boundby.timer import Timer
+from boundby.trials import Candidate, Made, graph_replay, try_out
+from boundby.verdict import Fix
+from tests import evaluation_workplace as workplace
+from tests.fakes import FakeTokenizer
+from tests.gpu_double import H100, Card, Machine, plugged_in
+from tests.tiny_models import save_bert
+from utils import cli, instruments, steps
+from utils.evaluation import executors
+from utils.profiler import Guard, InferenceProfiler, _Plan
+from utils.visits import Visit
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = torch.device("cuda")
+ASSERT = "AcceleratorError: CUDA error: device-side assert triggered"
+SLOW = H100.slower(1, host=300)  # few calls fill a second
+QUICK = (
+    "profiling.batch_sizes=[1,2]", "profiling.num_measurement_runs=1", "profiling.num_warmup_runs=1",
+    "profiling.max_seconds_per_batch_size=0.001",
+)  # fmt: skip
+
+
+@contextmanager
+def counted(card: Card) -> Iterator[tuple[Machine, list[BaseException]]]:
+    """Plug the card in; the errors that it has answered with tell how often it was asked after it was lost."""
+    with plugged_in(card) as machine:
+        answered: list[BaseException] = []
+        check = machine.check
+
+        def counting() -> None:
+            try:
+                check()
+            except Exception as error:
+                answered.append(error)
+                raise
+
+        machine.check = counting  # type: ignore[method-assign]
+        yield machine, answered
+
+
+def tiny() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    return BertForSequenceClassification(BertConfig(vocab_size=64, num_labels=3, **sizes)).eval().to("cuda")
+
+
+def swept(card: Card) -> tuple[list[Visit], str | None, int]:
+    """Return the visits of a sweep, how it ended, and how often the card was asked after it was lost."""
+    made: list[Visit] = []
+    ended = None
+    with counted(card) as (machine, answered):
+        timer = Timer(machine.read, synchronizer(GPU))
+        guard = Guard(instruments.watch(GPU), machine.sleep)
+        with Sampler(instruments.source(GPU)) as sampler:
+            owner = InferenceProfiler(tiny(), FakeTokenizer(), GPU, timer=timer, guard=guard, sampler=sampler)
+            try:
+                owner.profile_multiple_batch_sizes(
+                    ["a b c", "d e"] * 2, [1, 2], 1, num_warmup_runs=1, max_seconds=0.001, on_visit=made.append
+                )
+            except DeviceLostError as lost:
+                ended = str(lost)
+    return made, ended, len(answered)
+
+
+@pytest.mark.parametrize("failure", ["assert", "illegal"])
+@pytest.mark.parametrize("launch", [40, 70, 110, 170, 260, 400, 640])
+def test_a_sweep_commits_the_visit_in_which_the_gpu_was_lost_and_asks_it_nothing_more(launch, failure):
+    made, ended, asked = swept(SLOW.with_(fails_at=launch, failure=failure))
+    *finished, failed = made
+    assert asked == 1
+    assert {visit.status for visit in finished} <= {"ok"}
+    assert failed.status == "failed" and failed.message.startswith("AcceleratorError: CUDA error: ")
+    assert ended == f"batch size {failed.batch_size} in float32: {failed.message}"
+
+
+def test_a_driver_that_says_the_gpu_is_lost_ends_the_sweep_too():
+    made, ended, _ = swept(SLOW.with_(fails_at=110, failure="lost"))
+    assert made[-1].status == "failed" and ("unspecified launch failure" in ended or "GPU is lost" in ended)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> list[str]:
+    """The command line of a sweep that takes no time, and looks into nothing."""
+    monkeypatch.setattr("utils.baseline.find_limits", lambda *_: None)
+    monkeypatch.setattr("utils.instruments.energy", lambda *_: (None, None, "it is not of interest here"))
+    return workplace.prepare(
+        tmp_path, workplace.texts(8), save_bert(tmp_path / "model"), *QUICK, "evaluation.enabled=false"
+    )
+
+
+def step(settings: list[str], card: Card, *flags: str) -> int:
+    main = importlib.import_module("scripts.02_baseline_inference").main
+    with plugged_in(card):
+        return main([*settings, *flags])
+
+
+def statuses(folder: Path) -> dict[int, str]:
+    document = json.loads((folder / "results" / "baseline_metrics.json").read_text())
+    return {row["batch_size"]: row["status"] for row in document["batch_sizes"]}
+
+
+def test_what_has_lost_the_gpu_twice_is_a_failed_row_and_the_others_are_measured(here, tmp_path, capsys, monkeypatch):
+    measure, lost = _Plan._measure, []
+
+    def measured(self: Any, batch_size: int, *others: Any) -> Any:
+        if batch_size == 2 and len(lost) < 2:
+            lost.append(batch_size)
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand more")
+        return measure(self, batch_size, *others)
+
+    monkeypatch.setattr(_Plan, "_measure", measured)
+    for flags in ((), ("--resume",)):
+        assert step(here, SLOW, *flags) == 3
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith("error: batch size 2 in float32: AcceleratorError: CUDA error: an illegal memory access")
+        assert said.endswith("--resume")
+        assert statuses(tmp_path) == {1: "noisy", 2: "failed"}
+    assert step(here, SLOW, "--resume") == 4
+    assert (len(lost), statuses(tmp_path)) == (2, {1: "noisy", 2: "failed"})
+
+
+def test_what_has_lost_the_gpu_once_is_measured_when_it_is_resumed(here, tmp_path):
+    assert step(here, SLOW.with_(fails_at=500)) == 3
+    assert step(here, SLOW, "--resume") == 0
+    assert statuses(tmp_path) == {1: "noisy", 2: "noisy"}
+
+
+SCRIPT = '''"""A tool."""
+import atexit, sys
+import torch
+from utils import cli
+
+atexit.register(print, "the usual end")
+
+@cli.tool(settings=None)
+def main(run):
+    run.say("measured")
+    raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+
+def test_a_script_ends_with_3_and_frees_nothing_on_a_lost_gpu(tmp_path):
+    """At its usual end a process of torch frees graphs and events, which aborts it on such a GPU."""
+    (tmp_path / "tool.py").write_text(SCRIPT)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, tmp_path / "tool.py"], env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "measured\n")
+    assert (
+        done.stderr.startswith("error: AcceleratorError: CUDA error: uncorrectable ECC error") and "\n" in done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_a_worker_whose_gpu_is_lost_tells_why_and_ends_at_once(monkeypatch):
+    sent: list[Any] = []
+
+    def lose(*_: Any, **__: Any) -> None:
+        raise torch.AcceleratorError(ASSERT.partition(": ")[2])
+
+    class Ended(BaseException):
+        pass
+
+    def ends(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(executors.ShardPredictor, "open", lose)
+    monkeypatch.setattr(executors.os, "_exit", ends)
+    monkeypatch.setattr(executors.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(executors.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    with pytest.raises(Ended) as ended:
+        executors.work(SimpleNamespace(send=sent.append), Path("plan.json"), "cuda:0", False, False)
+    assert (sent, ended.value.args) == ([ASSERT], (3,))
+
+
+def test_a_trial_and_a_capture_that_lose_the_gpu_end_the_others_and_clean_nothing_up():
+    released: list[None] = []
+    for place in range(3):
+        with counted(H100) as (machine, answered):
+            one = torch.ones(8, device="cuda")
+
+            def forward(one: torch.Tensor = one) -> None:
+                one.add_(1)
+
+            def loses(machine: Machine = machine, forward: Callable[[], None] = forward) -> None:
+                forward()
+                machine.broken = "CUDA error: device-side assert triggered"
+
+            other = Candidate(Fix("threads", {"threads": 1, "instead_of": 2}), lambda: Made(forward))  # noqa: B023
+            losing = (
+                Candidate(Fix("double_batch"), lambda: Made(loses)),  # noqa: B023
+                Candidate(Fix("double_batch"), lambda: loses() or Made(forward)),  # noqa: B023
+                graph_replay(loses, 0.25),
+            )[place]
+            with pytest.raises(DeviceLostError, match="device-side assert"):
+                try_out(
+                    forward, [losing, other], Timer(machine.read, synchronizer(GPU)), budget_s=100.0,
+                    release=lambda: released.append(None),
+                )  # fmt: skip
+            assert len(answered) == 1 and not released
+
+
+def test_neither_the_profiler_nor_probes_ask_a_lost_gpu(tmp_path, monkeypatch):
+    stopped: list[None] = []
+    monkeypatch.setattr("boundby.capture.session.Session.stop", lambda *_, **__: stopped.append(None))
+    monkeypatch.setattr("boundby.capture.session.Session.start", lambda *_: None)
+    with counted(H100) as (machine, answered):
+        one = torch.ones(8, device="cuda")
+
+        def losing(number: int) -> None:
+            machine.broken = "CUDA error: device-side assert triggered"
+            one.add_(1)
+
+        with pytest.raises(torch.AcceleratorError):
+            capture(losing, steps=1, warmup=0, trace_path=tmp_path / "trace.json", device=GPU, options=CaptureOptions())
+        assert len(answered) == 1 and not stopped
+    with counted(H100) as (machine, answered):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4))).to("cuda")
+        batch = torch.ones(2, 4, device="cuda")
+        with ObservabilityEngine(model, tmp_path) as engine:
+            engine.warmup(batch)
+            machine.broken = "CUDA error: device-side assert triggered"
+            with pytest.raises(torch.AcceleratorError):
+                engine.profile(batch, num_runs=2)
+        assert len(answered) == 1
+
+
+def test_a_tool_says_to_start_it_again_and_a_loss_within_another_error_is_found(capsys):
+    def body(run: cli.Run) -> None:
+        try:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure\nand more")
+        except RuntimeError as error:
+            raise ValueError("the compiler failed") from error
+
+    assert cli.command("A tool.", body, [], settings=None) == 3
+    assert capsys.readouterr().err == (
+        "error: AcceleratorError: CUDA error: unspecified launch failure; the GPU does nothing more for this process, "
+        "what was finished is kept: start the same command again\n"
+    )
+
+
+def test_a_point_is_given_up_after_two_losses_and_a_torn_log_says_nothing(tmp_path):
+    layout = SimpleNamespace(losses=lambda number: tmp_path / f"{number}-losses.jsonl")
+    assert steps.given_up("05", layout) == []
+    lines = ['{"point": "int8"}', '{"point": "compiled"}', '{"point": "int8"}', '{"poi']
+    (tmp_path / "05-losses.jsonl").write_text("\n".join(lines))
+    assert steps.given_up("05", layout) == ["int8"]
