@@ -78,6 +78,9 @@ class DriverSource:
     def _joules(self) -> float:
         raise NotImplementedError
 
+    def _limit_w(self) -> float:
+        raise LookupError("no power limit is read here")
+
     def read(self) -> dict[str, float]:
         """Return what the driver gives; what it refuses is noted in `reasons`. Raises OSError if it gives nothing."""
         values: dict[str, float] = {}
@@ -106,6 +109,13 @@ class DriverSource:
         try:
             return self._joules()
         except (self.error, LookupError) as error:
+            raise OSError(f"{self.library}: {error}") from error
+
+    def limit_w(self) -> float:
+        """Return the watts that the driver lets the GPU take; raises OSError where it does not tell."""
+        try:
+            return self._limit_w()
+        except (self.error, AttributeError, LookupError) as error:
             raise OSError(f"{self.library}: {error}") from error
 
 
@@ -161,6 +171,9 @@ class NvmlSource(DriverSource):
 
     def _joules(self) -> float:
         return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._undivided())) / 1e3
+
+    def _limit_w(self) -> float:
+        return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._undivided())) / 1e3
 
     def _getters(self) -> dict[str, Callable[[], float | None]]:
         nvml, handle, whole = self._nvml, self._handle, self._whole

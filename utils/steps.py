@@ -14,8 +14,10 @@ import msgspec
 
 from boundby import __version__, environment, files
 from boundby.cli import PACKAGE, PIPELINE
+from boundby.energy import gpu_energy
+from boundby.known import Missing, known
 from utils import contents
-from utils.artifacts import Layout
+from utils.artifacts import Layout, started_at
 from utils.config import AUTO, QUICKSTART, Config
 from utils.credentials import removed, without
 from utils.errors import InputError
@@ -39,6 +41,7 @@ class Step(msgspec.Struct, frozen=True):
     settings: tuple[str, ...]
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
     outdates: tuple[str, ...] = ()
     measures: bool = False
     check: str | None = None
@@ -130,10 +133,18 @@ class Measured(msgspec.Struct, frozen=True):
     model: _Held = _Held()
 
 
+class _Begun(msgspec.Struct, frozen=True):
+    """When the run began that the last step was part of, and its GPUs' joules then; None where they cannot be read."""
+
+    started: str = ""
+    gpu_joules: float | None = None
+
+
 class _States(msgspec.Struct, frozen=True):
-    """What is kept of `run.json`: how each step ended."""
+    """What is kept of `run.json`: how each step ended, and the counter of energy when the run began."""
 
     steps: dict[str, dict[str, object]] = {}
+    begun: _Begun = _Begun()
 
 
 class _Sources(msgspec.Struct, frozen=True):
@@ -162,10 +173,12 @@ def stale_with(number: str, layout: Layout, *, resumes: bool = False) -> list[Pa
 
 def require_ours(number: str, layout: Layout) -> None:
     """Raise InputError where the step would move or replace what no receipt or mark of a step proves to be ours."""
+    begun = [other for other in STEPS if layout.receipt(other).exists() or layout.marker(other).exists()]
+    early = {getattr(layout, name) for other in begun for name in STEPS[other].early}
     for other in (number, *STEPS[number].outdates):
-        if other == "01" or layout.receipt(other).exists() or layout.marker(other).exists():
+        if other == "01" or other in begun:
             continue  # the dataset has a receipt of its own
-        for path in outputs(other, layout):
+        for path in (path for path in outputs(other, layout) if path not in early):
             is_there = any(path.iterdir()) if path.is_dir() else path.exists()
             if is_there and not (path == layout.evaluation and layout.evaluated.is_ours):
                 raise InputError(
@@ -305,10 +318,8 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, obj
 
     It holds what ran on what machine, with which settings and versions, and how each step ended.
     """
-    try:
-        before = read(layout.run, _States).steps
-    except (OSError, ValueError):
-        before = {}
+    before, started = _states(layout), started_at()
+    begun = before.begun if before.begun.started == started else _Begun(started, known(_joules()))
     try:
         receipt = read(layout.data_receipt, _Sources)
         sources: dict[str, object] = {"model": receipt.model, "dataset": receipt.source}
@@ -325,9 +336,40 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, obj
             "versions": environment.versions(),
             "config": removed(config.model_dump(mode="json")),
             **sources,
-            "steps": {**before, number: status},
+            "steps": {**before.steps, number: status},
+            "begun": msgspec.to_builtins(begun),
+            "gpu_joules": known(used := _since(begun)),
+            "gpu_joules_reason": used.reason if isinstance(used, Missing) else None,
         },
     )
+
+
+def joules_so_far(layout: Layout) -> float | Missing:
+    """Return what the GPUs of this process have taken since the run began, by the counter of their driver."""
+    return _since(_states(layout).begun)
+
+
+def _since(begun: _Begun) -> float | Missing:
+    now = _joules()
+    if isinstance(now, Missing):
+        return now
+    if begun.gpu_joules is None or begun.started != started_at():
+        return Missing("the counter was not read when the run began")
+    return now - begun.gpu_joules if now >= begun.gpu_joules else Missing("the driver began the counter anew")
+
+
+def _joules() -> float | Missing:
+    try:
+        return gpu_energy().joules()
+    except OSError as error:
+        return Missing(str(error))
+
+
+def _states(layout: Layout) -> _States:
+    try:
+        return read(layout.run, _States)
+    except (OSError, ValueError):
+        return _States()
 
 
 @functools.cache
