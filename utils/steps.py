@@ -355,7 +355,8 @@ def _since(begun: _Begun) -> float | Missing:
         return now
     if begun.gpu_joules is None or begun.started != started_at():
         return Missing("the counter was not read when the run began")
-    return now - begun.gpu_joules if now >= begun.gpu_joules else Missing("the driver began the counter anew")
+    moved = now - begun.gpu_joules
+    return moved if moved > 0 else Missing("the counter stands still" if moved == 0 else "the counter began anew")
 
 
 def _joules() -> float | Missing:
