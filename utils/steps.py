@@ -133,18 +133,32 @@ class Measured(msgspec.Struct, frozen=True):
     model: _Held = _Held()
 
 
-class _Begun(msgspec.Struct, frozen=True):
-    """When the run began that the last step was part of, and its GPUs' joules then; None where they cannot be read."""
+class _Energy(msgspec.Struct, frozen=True):
+    """What the steps of a run have taken from its GPUs, and the counter when the one under way began; None is unknown.
 
-    started: str = ""
-    gpu_joules: float | None = None
+    Each step counts for itself: between two of them nobody may hold the driver, which then begins its counter anew.
+    """
+
+    run: str = ""
+    joules: float | None = 0.0
+    counter: float | None = None
+    reason: str | None = None
+
+    def spent(self, now: float | Missing) -> float | Missing:
+        """Return the joules so far, with the counter at `now`."""
+        if isinstance(now, Missing):
+            return now
+        if self.joules is None or self.counter is None:
+            return Missing(self.reason or "the counter was not read when the step began")
+        moved = now - self.counter
+        return self.joules + moved if moved > 0 else Missing("the counter stands still or began anew")
 
 
 class _States(msgspec.Struct, frozen=True):
-    """What is kept of `run.json`: how each step ended, and the counter of energy when the run began."""
+    """What is kept of `run.json`: how each step ended, and the energy."""
 
     steps: dict[str, dict[str, object]] = {}
-    begun: _Begun = _Begun()
+    energy: _Energy = _Energy()
 
 
 class _Sources(msgspec.Struct, frozen=True):
@@ -318,8 +332,13 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, obj
 
     It holds what ran on what machine, with which settings and versions, and how each step ended.
     """
-    before, started = _states(layout), started_at()
-    begun = before.begun if before.begun.started == started else _Begun(started, known(_joules()))
+    before, now = _states(layout), _joules()
+    energy = before.energy if before.energy.run == started_at() else _Energy(started_at())
+    if status["status"] == "running":
+        energy = msgspec.structs.replace(energy, counter=known(now), reason=getattr(now, "reason", energy.reason))
+    else:
+        spent = energy.spent(now)
+        energy = _Energy(energy.run, known(spent), None, getattr(spent, "reason", None))
     try:
         receipt = read(layout.data_receipt, _Sources)
         sources: dict[str, object] = {"model": receipt.model, "dataset": receipt.source}
@@ -337,26 +356,19 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, obj
             "config": removed(config.model_dump(mode="json")),
             **sources,
             "steps": {**before.steps, number: status},
-            "begun": msgspec.to_builtins(begun),
-            "gpu_joules": known(used := _since(begun)),
-            "gpu_joules_reason": used.reason if isinstance(used, Missing) else None,
+            "energy": msgspec.to_builtins(energy),
         },
     )
 
 
 def joules_so_far(layout: Layout) -> float | Missing:
-    """Return what the GPUs of this process have taken since the run began, by the counter of their driver."""
-    return _since(_states(layout).begun)
-
-
-def _since(begun: _Begun) -> float | Missing:
-    now = _joules()
-    if isinstance(now, Missing):
-        return now
-    if begun.gpu_joules is None or begun.started != started_at():
-        return Missing("the counter was not read when the run began")
-    moved = now - begun.gpu_joules
-    return moved if moved > 0 else Missing("the counter stands still" if moved == 0 else "the counter began anew")
+    """Return what the GPUs of this process have taken in the steps of this run, by the counter of their driver."""
+    energy = _states(layout).energy
+    if energy.run != started_at():
+        return Missing("no step of this run has begun")
+    if energy.counter is not None:
+        return energy.spent(_joules())
+    return Missing(energy.reason or "unknown") if energy.joules is None else energy.joules
 
 
 def _joules() -> float | Missing:

@@ -166,6 +166,9 @@ def _run(item: pytest.Item) -> list[pytest.TestReport]:
     hook, config, found = item.config.hook, item.config, head(item.config)
     if isinstance(found, str):
         return [_report(item, "skipped", found)]
+    if "card" in item.fixturenames:
+        import tests.gpu.subject  # noqa: F401 -- before the fork, for all checks once
+
     left_s = config.stash[UNTIL] - time.monotonic()
     if left_s < LEAST_S:
         return [_report(item, "skipped", TIME_IS_UP)]

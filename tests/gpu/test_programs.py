@@ -46,8 +46,9 @@ def program(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last thing that a program said of its failure, or nothing."""
-    return (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
+    """Return the error that a program ended with, or the last thing it said; nothing where it ended well."""
+    lines = [""] + done.stderr.strip().splitlines() if done.returncode else [""]
+    return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])
 
 
 @pytest.mark.gpu(

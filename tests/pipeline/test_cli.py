@@ -595,29 +595,47 @@ def test_a_resumed_run_counts_nothing_for_a_step_that_is_kept(under_way, capsys,
     assert (before[-15:], said_at_the_end(capsys)[-15:]) == ("about 10 s left", " about 0 s left")
 
 
-def test_the_energy_so_far_is_what_the_counter_has_moved_by_since_the_first_step(under_way, capsys, monkeypatch):
-    Counter(monkeypatch, 7200.0, 7200.0, 9000.0, 10_800.0)
+def test_the_energy_so_far_is_what_the_counter_has_moved_by_in_each_step(under_way, capsys, monkeypatch):
+    Counter(monkeypatch, 7200.0, 9000.0, 1.0, 1801.0)  # between two steps the driver may begin anew
     run(under_way, nothing, *QUICK, number="00")
     run(under_way, measure, *QUICK)
     assert "since the start, 1.00 Wh by the GPU's counter; about" in said_at_the_end(capsys)
-    assert record(under_way)["gpu_joules"] == 3600.0
+    assert record(under_way)["energy"]["joules"] == 3600.0
+
+
+def test_a_step_under_way_counts_what_it_has_taken_so_far(under_way, monkeypatch):
+    Counter(monkeypatch, 0.0, 1800.0, 0.0, 1800.0, 9000.0)
+    run(under_way, nothing, *QUICK, number="00")
+    said = []
+
+    def looks(run: cli.Run) -> None:
+        said.append(estimate.standing("02", run.config, run.layout, False, 60.0))
+
+    run(under_way, looks, *QUICK)
+    assert "since the start, 1.00 Wh by" in said[0] and "; about 3 min 30 s left" in said[0]
 
 
 @pytest.mark.parametrize(
     ("joules", "reason"),
     [
         ([None], "NVML: GPU is lost"),
-        ([5.0, 5.0, None], "NVML: GPU is lost"),
-        ([None, 5.0], "the counter was not read when the run began"),
-        ([5.0, 5.0, 4.0], "the counter began anew"),
-        ([5.0], "the counter stands still"),
+        ([5.0, None], "NVML: GPU is lost"),
+        ([None, 5.0], "NVML: GPU is lost"),
+        ([5.0, 4.0], "the counter stands still or began anew"),
+        ([5.0], "the counter stands still or began anew"),
     ],
 )
-def test_energy_that_nobody_can_tell_is_null_with_a_reason(under_way, capsys, monkeypatch, joules, reason):
+def test_energy_that_nobody_can_tell_is_null_with_a_reason_for_the_rest_of_the_run(
+    under_way, capsys, monkeypatch, joules, reason
+):
     Counter(monkeypatch, *joules)
     assert run(under_way, measure, *QUICK) == 0
     assert "Wh" not in said_at_the_end(capsys)
-    assert (record(under_way)["gpu_joules"], record(under_way)["gpu_joules_reason"]) == (None, reason)
+    energy = record(under_way)["energy"]
+    assert (energy["joules"], energy["reason"]) == (None, reason)
+    Counter(monkeypatch, 1.0, 2.0)
+    assert run(under_way, nothing, number="03") == 0
+    assert "Wh" not in said_at_the_end(capsys) and record(under_way)["energy"]["joules"] is None
 
 
 def test_the_card_that_step_02_has_drawn_is_ours_though_step_04_has_not_run(workplace, capsys):
