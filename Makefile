@@ -8,7 +8,7 @@ RUNS ?= runs
 STEPS ?= 20
 WORKERS ?= 2
 
-.PHONY: help setup setup-test setup-docs run test truth bench gpu lint docs bundle clean \
+.PHONY: help setup setup-test setup-gpu setup-docs run test truth bench gpu lint docs bundle clean \
     prune setup-training setup-monitor profile profile-train profile-check profile-dashboard profile-clean monitor
 .DEFAULT_GOAL := help
 
@@ -20,6 +20,9 @@ setup:
 
 setup-test:
 	@bash setup_environment.sh --test --quiet
+
+setup-gpu:
+	@bash setup_environment.sh --gpu --quiet
 
 setup-docs:
 	@bash setup_environment.sh --docs --quiet
@@ -46,8 +49,8 @@ bench: setup-test  ## ratios against peers, each in one run
 	    echo "== $$file"; $(PYTHON) "$$file" $(ARGS) || failed+=" $$file"; \
 	done; [[ -z $$failed ]] || { echo "failed:$$failed" >&2; exit 1; }
 
-gpu: setup  ## everything to look at first on a card, in eight minutes; without one the script ends with 3, make with 2
-	@$(PYTHON) scripts/check_gpu.py $(ARGS)
+gpu: setup-gpu  ## what only a card can show, in eight minutes, a line each; without one a line and exit code 3, of make 2
+	@$(PYTHON) -m pytest -q tests/gpu $(ARGS)
 
 lint: setup-test  ## style, format, types, and known vulnerabilities of what is installed
 	$(PYTHON) -m ruff check .

@@ -4,6 +4,7 @@ python run_pipeline.py                                        the pod run, confi
 python run_pipeline.py --config configs/quickstart.yaml       the offline default
 python run_pipeline.py --resume                               keep what an interrupted run has finished
 python run_pipeline.py --dry-run                              what would run, why, and how long it may take
+python run_pipeline.py --then "runpodctl stop pod $RUNPOD_POD_ID"   a pod that ends by itself, also after a failure
 """
 
 import argparse
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ PASSED_ON = {
 }
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 DONE, FAILED, USAGE, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 2, 4, 130, 143
+EXIT_CODE_VARIABLE = "BOUNDBY_EXIT_CODE"  # for the command of --then
+LEFT_VARIABLE = "BOUNDBY_RUN_LEFT"  # as utils/estimate.py reads it
+OF_THE_RUN = "BOUNDBY_RUN_"  # variables that mean this run alone
+STDERR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,6 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(NO_MODEL, "stderr")
     if args.dry_run:
         return dry_run(steps, args)
+    if args.then is None:
+        return run(steps, args, started)
+    return followed(args.then, lambda: run(steps, args, started), STDERR if args.json else None)
+
+
+def run(steps: Sequence[str], args: argparse.Namespace, started: float) -> int:
+    """Run the steps, print their documents where they are wanted, and return the exit code of the pipeline."""
     documents: list[dict[str, Any]] | None = [] if args.json else None
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         code, way_on = run_steps(steps, args, started, documents)
@@ -72,9 +84,9 @@ def run_steps(
 ) -> tuple[int, str | None]:
     """Run the steps until one fails; return the exit code, and the command that continues where one has failed."""
     worst = DONE
-    for number in steps:
+    for at, number in enumerate(steps):
         step = STEPS[number]
-        code = run_step(step["script"], step_arguments(args), documents=documents)
+        code = run_step(step["script"], step_arguments(args), documents=documents, left=steps[at:])
         os.environ["BOUNDBY_RUN_BEGUN"] = "1"
         if "check" in step and code in (DONE, INCOMPLETE):
             code = max(code, check(step["check"], args, documents))
@@ -84,6 +96,65 @@ def run_steps(
     finished = f"all steps finished in {minutes(time.monotonic() - started)}"
     say(f"\n{finished}" if worst == DONE else f"\n{finished}, but {UNSOUND} (exit code {worst})")
     return worst, None
+
+
+def followed(command: str, pipeline: Callable[[], int], stdout: int | None = None) -> int:
+    """Return the exit code of the pipeline; once it has ended, however it ended, run `command` by the shell.
+
+    It finds the exit code in `EXIT_CODE_VARIABLE`, prints to `stdout`, and changes nothing about that code. A signal to
+    stop ends the pipeline, and none keeps the command from running.
+    """
+    code, is_over = FAILED, False
+
+    def stop(signum: int, frame: object) -> None:
+        nonlocal is_over
+        if not is_over:
+            is_over = True
+            raise KeyboardInterrupt if PASSED_ON[signum] == signal.SIGINT else SystemExit(TERMINATED)
+
+    previous = taken_over(stop)
+    try:
+        try:
+            code = pipeline()
+        finally:
+            is_over = True
+    except KeyboardInterrupt:  # between two steps
+        code = INTERRUPTED
+    except SystemExit:
+        code = TERMINATED
+    finally:
+        run_after(command, exit_code(code), stdout)
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+    return code
+
+
+def run_after(command: str, code: int, stdout: int | None) -> None:
+    """Run the command of --then, and say where it fails."""
+    say(f"\n$ {without(command)}", "stdout" if stdout is None else "stderr")
+    known = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_RUN)}
+    known[EXIT_CODE_VARIABLE] = str(code)
+    try:
+        failed = subprocess.run(command, shell=True, stdout=stdout, env=known, check=False).returncode
+    except OSError as error:
+        say(f"the command of --then could not be started ({error.strerror}): {without(command)}", "stderr")
+        return
+    if failed:
+        ended = f"was ended by signal {-failed}" if failed < 0 else f"ended with exit code {failed}"
+        say(f"the command of --then {ended}: {without(command)}", "stderr")
+
+
+def taken_over(handler: Callable[[int, object], None]) -> dict[int, Any]:
+    """Have `handler` take the signals to stop but those that are ignored; return who took them before."""
+    previous = {each: signal.getsignal(each) for each in PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN}
+    for each in previous:
+        signal.signal(each, handler)
+    return previous
+
+
+def exit_code(code: int) -> int:
+    """Return what this process ends with where a step was ended by a signal that has no code of its own."""
+    return FAILED if code < 0 else code
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -96,6 +167,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--from", dest="first", metavar="N", type=int, help="start at step N")
     parser.add_argument("--resume", action="store_true", help="keep finished steps and visits of an earlier run")
     parser.add_argument("--dry-run", action="store_true", help="print what each step would do and why; run nothing")
+    parser.add_argument(
+        "--then", metavar="COMMAND", help=f"run this by the shell at the end, also of a failure; ${EXIT_CODE_VARIABLE}"
+    )
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--json", action="store_true", help="print one JSON document; all else is on stderr")
@@ -108,6 +182,8 @@ def chosen(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[st
     for flag, number in (("--only", args.only), ("--from", args.first)):
         if number is not None and f"{number:02d}" not in STEPS:
             parser.error(f"{flag} {number}: there is no such step; known: {', '.join(STEPS)}")
+    if args.then is not None and not args.then.strip():
+        parser.error("--then is empty, so nothing would end this machine; give a command, or leave --then out")
     if args.only is not None:
         return [f"{args.only:02d}"]
     return [number for number in STEPS if not is_skipped(number, args) and int(number) >= (args.first or 0)]
@@ -121,6 +197,11 @@ def is_skipped(number: str, args: argparse.Namespace) -> bool:
 def step_arguments(args: argparse.Namespace) -> list[str]:
     """Return the arguments that every step is given."""
     return passed_on(args, "resume", "debug", "trust_remote_code")
+
+
+def at_the_end(args: argparse.Namespace) -> list[str]:
+    """Return the argument for what runs after the pipeline, where one is given."""
+    return [] if args.then is None else ["--then", args.then]
 
 
 def passed_on(args: argparse.Namespace, *flags: str) -> list[str]:
@@ -141,12 +222,16 @@ def check(script: str, args: argparse.Namespace, documents: list[dict[str, Any]]
 
 
 def run_step(
-    script: str, arguments: Sequence[str], is_shown: bool = True, documents: list[dict[str, Any]] | None = None
+    script: str,
+    arguments: Sequence[str],
+    is_shown: bool = True,
+    documents: list[dict[str, Any]] | None = None,
+    left: Sequence[str] = (),
 ) -> int:
     """Run one script, its command printed first if it `is_shown`; return its exit code.
 
-    Where `documents` are collected, what it prints is one of them. Signals to stop are passed on to it, and it ends
-    with this process however that ends.
+    Where `documents` are collected, what it prints is one of them. It is told which steps are `left`, itself first.
+    Signals to stop are passed on to it, and it ends with this process however that ends.
     """
     path = ROOT / "scripts" / script
     command = [sys.executable, str(path), *([] if documents is None else ["--json"]), *arguments]
@@ -163,13 +248,16 @@ def run_step(
             late.append(signum)
             process.send_signal(PASSED_ON[signum])
 
-    previous = {each: signal.getsignal(each) for each in PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN}
-    for each in previous:
-        signal.signal(each, pass_on)
+    previous = taken_over(pass_on)
     try:
         with tempfile.TemporaryFile() as printed:
             stdout = None if documents is None else printed  # a pipe would wait for all who have it
-            process = subprocess.Popen(command, stdout=stdout, preexec_fn=functools.partial(end_with, os.getpid()))
+            process = subprocess.Popen(
+                command,
+                stdout=stdout,
+                env={**os.environ, LEFT_VARIABLE: " ".join(left)},
+                preexec_fn=functools.partial(end_with, os.getpid()),
+            )
             for each in early:
                 process.send_signal(PASSED_ON[each])
             code = as_exit_code(process.wait())
@@ -217,7 +305,7 @@ def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: 
         ended = f"ended with exit code {code}"
     resume = [*step_arguments(args), *([] if args.resume else ["--resume"])]
     skipped = [f"--skip-{step['skip']}" for name, step in STEPS.items() if is_skipped(name, args)]
-    where = ["--only" if args.only is not None else "--from", str(int(number)), *skipped]
+    where = ["--only" if args.only is not None else "--from", str(int(number)), *skipped, *at_the_end(args)]
     say(f"\nstep {number} {ended}, {minutes(seconds)} after the start", "stderr")
     again = shown([ROOT / "run_pipeline.py", *where, *resume])
     fill_in = f" (with what {REMOVED} stands for)" if REMOVED in again else ""
@@ -253,6 +341,7 @@ def dry_run(steps: Sequence[str], args: argparse.Namespace) -> int:
         *steps,
         "--",
         *step_arguments(args),
+        *at_the_end(args),
         *(["--json"] if args.json else []),
     ]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
@@ -263,4 +352,4 @@ if __name__ == "__main__":
         code = main()
     except KeyboardInterrupt:  # between two steps
         code = INTERRUPTED
-    sys.exit(FAILED if code < 0 else code)
+    sys.exit(exit_code(code))

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Make the Python environment of this checkout, keeping a usable torch that the machine already has.
 #
-#   bash setup_environment.sh [--training] [--monitor] [--ray] [--engines] [--test] [--docs] [--quiet]
+#   bash setup_environment.sh [--training] [--monitor] [--ray] [--engines] [--gpu] [--test] [--docs] [--quiet]
 #
 #   --training       also the Trainer of transformers (accelerate), Lightning and TensorBoard
 #   --monitor        also what `make monitor` needs (streamlit)
 #   --ray            also what `evaluation.engine=ray` needs
 #   --engines        also ONNX Runtime and OpenVINO, as variants of step 05 and peers of the benchmark
+#   --gpu            also what `make gpu` needs (pytest, and --training)
 #   --docs           also what `make docs` needs (mkdocs-material)
 #   --test           also what `make test` and `make lint` need, all of the above included
 #   --quiet          leave what the machine has to step 00 to say, unless it lacks something
@@ -28,12 +29,13 @@ quiet=
 for argument in "$@"; do
     case $argument in
         --training | --monitor | --ray | --engines) wanted+=("setup/locks/${argument#--}.txt") ;;
+        --gpu) wanted+=(setup/locks/{training,test}.txt) continue_with="make gpu" ;;
         --docs) wanted+=(setup/locks/docs.txt) continue_with="make docs" ;;
         --test) wanted+=(setup/locks/{training,monitor,ray,engines,docs,test}.txt) continue_with="make test" ;;
         --quiet) quiet=yes ;;
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' setup_environment.sh && exit 0 ;;
         *) echo "setup_environment.sh: unknown argument $argument;" \
-            "known are --training, --monitor, --ray, --engines, --test, --docs and --quiet" >&2; exit 2 ;;
+            "known are --training, --monitor, --ray, --engines, --gpu, --test, --docs and --quiet" >&2; exit 2 ;;
     esac
 done
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1

@@ -20,6 +20,7 @@ SHOWN_DOUBTS = 2
 SHOWN_COMPARED = 3  # ways to run all texts
 LONGEST_REASON = 180  # characters, why it is not settled
 NEAR_ONE, TEN, HUNDRED = 1.3, 10, 100
+NOT_YET = "not measured yet"
 CAUSES: dict[CauseKind, str] = {
     "padding": "padding: {share} of the time goes into padding tokens",
     "compute": "arithmetic: at this machine's full speed it alone takes {share} of the time",
@@ -54,9 +55,12 @@ class Next(msgspec.Struct, frozen=True):
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """Samples per second, half of the interval in percent where it is known, and where this holds."""
+    """Samples per second, half of the interval in percent where it is known, and where this holds.
 
-    per_second: float
+    `per_second` None is not measured yet.
+    """
+
+    per_second: float | None
     where: str
     half_width_pct: float | None = None
 
@@ -289,6 +293,9 @@ def _next(step: Next) -> str:
 def _rates(facts: Facts) -> list[str]:
     said = []
     for at, rate in enumerate(facts.rates):
+        if rate.per_second is None:
+            said.append(f"{NOT_YET} {rate.where}")
+            continue
         per_second = f"{rate.per_second:,.0f}" if rate.per_second >= HUNDRED else f"{rate.per_second:.3g}"
         unit = f" {facts.unit}/s" if at == 0 else ""
         width = "" if rate.half_width_pct is None else f" ± {_percent(rate.half_width_pct)} %"

@@ -4,12 +4,16 @@ The counter moves in ticks, so a window begins right after one and spans many of
 A100 and H100 the power sensor sees a quarter of the run time (arXiv 2312.02741).
 """
 
+import functools
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from boundby import environment
+from boundby.sampler import DriverSource, nvml_source
 from boundby.timer import Timer, Work
 
 LEAST_WINDOW_S = 5.0
@@ -46,6 +50,40 @@ class RaplCounter:
                 self._wrapped[index] += int((self._packages[index] / "max_energy_range_uj").read_text()) / 1e6
         self._last = now
         return sum(now) + sum(self._wrapped)
+
+
+class GpuEnergy:
+    """The energy of several GPUs by the library of their driver. Raises OSError where one of them cannot be read."""
+
+    def __init__(self, uuids: Sequence[str]) -> None:
+        self._sources: list[DriverSource] = []
+        for source in map(nvml_source, uuids):
+            if not isinstance(source, DriverSource):
+                raise OSError(source.reason)
+            self._sources.append(source)
+        if not self._sources:
+            raise OSError("there is no GPU")
+
+    def joules(self) -> float:
+        """Return the sum since the driver was loaded; raises OSError where one has no such counter."""
+        return sum(source.joules() for source in self._sources)
+
+    def limit_w(self) -> float:
+        """Return the watts that they may take together; raises OSError where the driver does not tell."""
+        return sum(source.limit_w() for source in self._sources)
+
+
+@functools.cache
+def gpu_energy() -> GpuEnergy:
+    """Return the energy of the GPUs that this process may use, found without torch. Raises OSError with the reason."""
+    gpus, chosen = environment.machine()["gpus"], os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [gpu["uuid"] or "" for gpu in gpus]
+    if chosen is not None:
+        wanted = [name.strip() for name in chosen.split(",") if name.strip()]
+        if any(name.isdecimal() for name in wanted) and len({gpu["name"] for gpu in gpus}) > 1:
+            raise OSError("CUDA_VISIBLE_DEVICES numbers GPUs that differ, in an order that only CUDA knows")
+        names = [dict(enumerate(names)).get(int(name), "") if name.isdecimal() else name for name in wanted]
+    return GpuEnergy(names)
 
 
 @dataclass(frozen=True)

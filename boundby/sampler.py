@@ -104,6 +104,9 @@ class DriverSource:
     def _joules(self) -> float:
         raise NotImplementedError
 
+    def _limit_w(self) -> float:
+        raise LookupError("no power limit is read here")
+
     def read(self) -> dict[str, float]:
         """Return what the driver gives; what it refuses, or cannot mean, is noted in `reasons`.
 
@@ -147,6 +150,13 @@ class DriverSource:
         if isinstance(error, self.error) and (getattr(error, "value", None) == GPU_IS_LOST or "is lost" in str(error)):
             raise DeviceLostError(reason) from error
         return reason
+
+    def limit_w(self) -> float:
+        """Return the watts that the driver lets the GPU take; raises OSError where it does not tell."""
+        try:
+            return self._limit_w()
+        except (self.error, AttributeError, LookupError) as error:
+            raise OSError(f"{self.library}: {error}") from error
 
 
 def _others(pids: Sequence[int]) -> int | None:
@@ -201,6 +211,9 @@ class NvmlSource(DriverSource):
 
     def _joules(self) -> float:
         return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._undivided())) / 1e3
+
+    def _limit_w(self) -> float:
+        return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._undivided())) / 1e3
 
     def _getters(self) -> dict[str, Callable[[], float | None]]:
         nvml, handle, whole = self._nvml, self._handle, self._whole

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTEBOOK = "examples/explain.ipynb"
+NOTEBOOKS = {"examples/explain.ipynb": "notebook.md", "examples/first_card.ipynb": "first-card.md"}
 # Files that stand beside docs/ in a checkout, and the pages that they become.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-PAGES |= {"SECURITY.md": "security.md", "configs/config.yaml": "reference/settings.md", NOTEBOOK: "notebook.md"}
+PAGES |= {"SECURITY.md": "security.md", "configs/config.yaml": "reference/settings.md", **NOTEBOOKS}
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#]+)(#[^)]*)?\)")
 WITHOUT_EXPORTS = {
     "boundby.layers": ("dashboard", "engine", "generation", "ranking", "records", "report"),

@@ -89,7 +89,12 @@ def known_flags() -> set[str]:
     ]
     assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
     texts = [each.stdout for each in helped] + [cli.SHOWN]
-    sources = (ROOT / "setup_environment.sh", ROOT / "setup" / "lock.py", *(ROOT / "examples").glob("*.py"))
+    sources = (
+        ROOT / "tests" / "gpu" / "conftest.py",
+        ROOT / "setup_environment.sh",
+        ROOT / "setup" / "lock.py",
+        *(ROOT / "examples").glob("*.py"),
+    )
     texts += [path.read_text() for path in sources]
     return set(FLAG.findall(" ".join(texts)))
 

@@ -14,6 +14,7 @@ from utils.errors import InputError
 METRICS_VERSION = 4  # of baseline_metrics.json: its keys, and how its numbers are made
 LAYER_PROFILE = "model"  # name of the files in layers/
 RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its steps share one folder in previous/
+TIME_IN_NAMES = "%Y%m%dT%H%M%SZ"
 
 
 OF_PLAN = re.compile(r"\.claims|part-\d{5}\.parquet|cost-\d{5}\.json")  # metrics.json may be anybody's
@@ -204,7 +205,7 @@ def _listed(folder: "Layout | EvaluationFolder") -> Iterator[Listed]:
 
 def started_at() -> str:
     """Return when this run started, in UTC, as a name that sorts and is safe in a path."""
-    return os.environ.get(RUN_STARTED_VARIABLE) or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return os.environ.get(RUN_STARTED_VARIABLE) or datetime.now(UTC).strftime(TIME_IN_NAMES)
 
 
 def set_aside(paths: list[Path], layout: Layout) -> Path | None:

@@ -16,7 +16,7 @@ from boundby.sampler import Sampler
 from boundby.sweep import StopRule
 from boundby.timer import Timer
 from boundby.verdict import Doubt, plain
-from utils import columns, data, diagnosis, instruments, memory, models, steps, tasks, visits
+from utils import columns, data, diagnosis, estimate, instruments, memory, models, steps, tasks, visits
 from utils.artifacts import METRICS_VERSION
 from utils.ceiling_share import share_of_ceiling
 from utils.cli import Run
@@ -26,12 +26,14 @@ from utils.credentials import removed
 from utils.data import DataReceipt, Rows
 from utils.document import Agreement, Device, Document, FullDataset, MachineState, Model, Row
 from utils.errors import PipelineError
+from utils.evaluation import planning
 from utils.evaluation.run import evaluate
 from utils.evaluation.tuning import Known
 from utils.model_source import ModelSource
 from utils.models import LoadedModel
 from utils.optimal import MEASURED, judge, optimal
 from utils.profiler import Guard, InferenceProfiler, Settings, take_turns
+from utils.report import card, sources
 from utils.selection import Selection
 from utils.visits import Visit, named
 
@@ -185,12 +187,14 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
             _leave_alone(model, loaded)
             find_limits(result, model, *subject)
             if run.config.evaluation.enabled and model.dtype == result.dtype:
+                show_card(result, is_under_way=True)
                 run.say("FULL DATASET EVALUATION")
                 result.full = _evaluated(result, model)
                 run.say("\n".join(console_evaluation(result.full, run.config.model.task)))
     data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
     _require_a_measurement(result.rows)
     result.save(complete=True)
+    show_card(result)
     return result
 
 
@@ -211,6 +215,20 @@ def _evaluated(result: Result, loaded: LoadedModel) -> FullDataset:
     slowed = [each.text for each in seen if each.kind == "gpu_throttled"]  # its workers are other processes
     result.doubts += [str(Doubt("disturbed", f"while the whole dataset was evaluated {text}")) for text in slowed]
     return full
+
+
+def show_card(result: Result, is_under_way: bool = False) -> None:
+    """Write and show the card as far as it is known, and say about how long the rest takes.
+
+    It comes before the whole set too, which may take hours: whoever sees the answer then may stop there.
+    """
+    run = result.run
+    report = replace(sources.read(run), is_under_way=is_under_way)
+    run.say(f"\n{card.draw(report)}\n")
+    if is_under_way and report.chosen:
+        here_s = planning.sample(run.config, result.receipt.rows)[0] / report.chosen["throughput_samples_per_sec_mean"]
+        if line := estimate.standing("02", run.config, run.layout, run.args.resume, here_s):
+            run.note(f"{line}, if the whole set goes no faster than batch size {report.chosen['batch_size']}")
 
 
 def _load(result: Result, source: ModelSource, dtypes: Sequence[str], rows: Rows) -> list[LoadedModel]:

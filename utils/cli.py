@@ -320,7 +320,7 @@ def _nearby(path: Path) -> Path:
 def _live(number: str, body: Body, run: Run) -> int:
     """Run one step from lock to receipt."""
     from boundby import files
-    from utils import steps
+    from utils import estimate, steps
     from utils.locks import held
 
     layout = run.layout
@@ -337,6 +337,8 @@ def _live(number: str, body: Body, run: Run) -> int:
                 run.give(lambda: _told(number, run, "kept", decision.reason))
                 return DONE
         code = _recorded(number, body, run, parts)
+        if line := estimate.standing(number, run.config, layout, run.args.resume):
+            run.note(line)
         run.give(lambda: _told(number, run, STATUS.get(code, "failed"), None))
         return code
 

@@ -12,21 +12,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from boundby import environment
-from utils import steps
+from boundby.formatting import number as digits
+from boundby.known import Missing, known
+from utils import estimate, steps
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import Run, command
-from utils.config import AUTO, QUICKSTART, Config
+from utils.config import QUICKSTART, Config
 from utils.document import Document, OtherVersion, read_document
 from utils.memory import told
 from utils.quickstart import cache
 
 HUB_TIMEOUT_S = 1.0
-SWEEP_SHARE = 1.1  # of the seconds it may take: the last visit ends later, and writing every one comes on top
-CEILINGS_S = 5.0  # the budgets of `boundby.ceilings` and `boundby.replay`, whose modules load torch
-REPLAY_S = 10.0  # for the chosen batch size; trials may take as long as a batch size
-LOADING_S = 15.0  # of the packages, and of the model
-COUNTING_S = 4.0  # to count the work of a batch size and find its limits, seen on two cores
 ROUNDS_PER_S = 1.5  # of 0.4 s, with what a visit does beside its timed batches
 # `boundby.compare.spread_for_same` at 3 % and so many rounds, over the root of the seconds: scipy takes 0.2 s.
 SPREAD_BY_ROOT_S = 0.0065
@@ -43,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
 def _step_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--then")
 
 
 def _show(numbers: Sequence[str], run: Run) -> None:
@@ -56,7 +53,7 @@ def _show(numbers: Sequence[str], run: Run) -> None:
         run.say(f"{number} {step.title}: {'run' if decision.run else 'skip'} ({decision.reason})")
         if step.check and config.trace.enabled:
             run.say(f"   then scripts/{step.check} checks what it left")
-        seconds, uncounted = _seconds(number, config, layout) if decision.run else (0.0, None)
+        seconds, uncounted = estimate.seconds(number, config, layout) if decision.run else (0.0, None)
         unknown += [uncounted] if uncounted else []
         minutes += seconds / 60
         listed.append({"step": number, "title": step.title, "runs": decision.run, "reason": decision.reason})
@@ -64,15 +61,19 @@ def _show(numbers: Sequence[str], run: Run) -> None:
     document = _document(layout) if "02" in numbers else None
     forecast = (document or {}).get("memory")
     comparable = _to_compare(document, config) if "02" in numbers else None
-    price = config.pod.price_per_hour
+    price, energy = config.pod.price_per_hour, estimate.energy_wh(minutes, config)
     if fetched:
         run.say(f"download: {fetched}")
     run.say(f"results: {layout.results}")
     run.say(_estimate(minutes, unknown, price))
+    if not isinstance(energy, Missing):
+        run.say(f"energy of the GPU: at most {digits(energy, 3)} Wh in that time, by its power limit")
     if forecast:
         run.say(f"memory, by the sweep that lies there: {told(forecast)}")
     if comparable:
         run.say(comparable)
+    if run.args.then:
+        run.say(f"then, after the last step or a failure: {run.args.then}")
     run.give(
         lambda: {
             "steps": listed,
@@ -81,6 +82,9 @@ def _show(numbers: Sequence[str], run: Run) -> None:
             "estimated_minutes": round(minutes, 1),
             "estimated_cost": None if price is None else minutes / 60 * price,
             "not_counted": unknown,
+            "estimated_energy_wh_at_most": known(energy),
+            "energy_reason": energy.reason if isinstance(energy, Missing) else None,
+            "then": run.args.then,
             "memory": forecast,
             "to_compare": comparable,
         }
@@ -96,31 +100,6 @@ def _decision(number: str, run: Run) -> steps.Decision:
     if steps.STEPS[number].measures:
         return steps.Decision(True, "without --resume it measures again; the earlier outputs go to previous/")
     return steps.Decision(True, "without --resume every step runs")
-
-
-def _seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | None]:
-    """Return how long the step took last time with these settings, or its budget, and what of it is not counted."""
-    try:
-        earlier = steps.receipt_in(layout.receipt(number))
-    except (OSError, ValueError):
-        earlier = None
-    if earlier and earlier.seconds is not None and earlier.parts.config == steps.settings_of(number, config):
-        return earlier.seconds, None
-    if number == "02":
-        is_on_gpu = config.model.device != "cpu" and bool(environment.machine()["gpus"])
-        sizes = len(steps.sweep_sizes(config, is_on_gpu=is_on_gpu))
-        most_s = config.profiling.max_seconds_per_batch_size
-        listed = config.profiling.dtypes or [config.model.dtype]  # auto is one of those that are listed, as a rule
-        dtypes = len(listed if config.model.dtype == AUTO else steps.sweep_dtypes(config))
-        swept_s = dtypes * sizes * SWEEP_SHARE * most_s
-        limits_s = CEILINGS_S + dtypes * sizes * COUNTING_S + REPLAY_S + most_s  # the own dtype's chosen size in full
-        budget = LOADING_S + swept_s + limits_s
-        rest = ["the evaluation of step 02"] if config.evaluation.enabled else []
-        rest += ["energy, 15 s per batch size where there is a counter"] if config.model.device != "cpu" else []
-        return budget, ", ".join(rest) or None
-    if number == "05" and config.variants.enabled:
-        return LOADING_S + config.variants.max_seconds, None
-    return {"00": (2.0, None), "04": (10.0, None), "05": (2.0, None)}.get(number, (0.0, f"step {number}"))
 
 
 def _estimate(minutes: float, unknown: list[str], price_per_hour: float | None) -> str:

@@ -15,8 +15,10 @@ import msgspec
 
 from boundby import __version__, environment, files
 from boundby.cli import PACKAGE, PIPELINE
+from boundby.energy import gpu_energy
+from boundby.known import Missing, known
 from utils import contents
-from utils.artifacts import Layout
+from utils.artifacts import Layout, started_at
 from utils.config import AUTO, QUICKSTART, Config
 from utils.credentials import removed, without
 from utils.errors import InputError
@@ -41,6 +43,7 @@ class Step(msgspec.Struct, frozen=True):
     settings: tuple[str, ...]
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
     outdates: tuple[str, ...] = ()
     measures: bool = False
     check: str | None = None
@@ -132,10 +135,32 @@ class Measured(msgspec.Struct, frozen=True):
     model: _Held = _Held()
 
 
+class _Energy(msgspec.Struct, frozen=True):
+    """What the steps of a run have taken from its GPUs, and the counter when the one under way began; None is unknown.
+
+    Each step counts for itself: between two of them nobody may hold the driver, which then begins its counter anew.
+    """
+
+    run: str = ""
+    joules: float | None = 0.0
+    counter: float | None = None
+    reason: str | None = None
+
+    def spent(self, now: float | Missing) -> float | Missing:
+        """Return the joules so far, with the counter at `now`."""
+        if isinstance(now, Missing):
+            return now
+        if self.joules is None or self.counter is None:
+            return Missing(self.reason or "the counter was not read when the step began")
+        moved = now - self.counter
+        return self.joules + moved if moved > 0 else Missing("the counter stands still or began anew")
+
+
 class _States(msgspec.Struct, frozen=True):
-    """What is kept of `run.json`: how each step ended."""
+    """What is kept of `run.json`: how each step ended, and the energy."""
 
     steps: dict[str, dict[str, object]] = {}
+    energy: _Energy = _Energy()
 
 
 class _Sources(msgspec.Struct, frozen=True):
@@ -164,10 +189,12 @@ def stale_with(number: str, layout: Layout, *, resumes: bool = False) -> list[Pa
 
 def require_ours(number: str, layout: Layout) -> None:
     """Raise InputError where the step would move or replace what no receipt or mark of a step proves to be ours."""
+    begun = [other for other in STEPS if layout.receipt(other).exists() or layout.marker(other).exists()]
+    early = {getattr(layout, name) for other in begun for name in STEPS[other].early}
     for other in (number, *STEPS[number].outdates):
-        if other == "01" or layout.receipt(other).exists() or layout.marker(other).exists():
+        if other == "01" or other in begun:
             continue  # the dataset has a receipt of its own
-        for path in outputs(other, layout):
+        for path in (path for path in outputs(other, layout) if path not in early):
             is_there = any(path.iterdir()) if path.is_dir() else path.exists()
             if is_there and not (path == layout.evaluation and layout.evaluated.is_ours):
                 raise InputError(
@@ -313,10 +340,13 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, obj
 
     It holds what ran on what machine, with which settings and versions, and how each step ended.
     """
-    try:
-        before = read(layout.run, _States).steps
-    except (OSError, ValueError):
-        before = {}
+    before, now = _states(layout), _joules()
+    energy = before.energy if before.energy.run == started_at() else _Energy(started_at())
+    if status["status"] == "running":
+        energy = msgspec.structs.replace(energy, counter=known(now), reason=getattr(now, "reason", energy.reason))
+    else:
+        spent = energy.spent(now)
+        energy = _Energy(energy.run, known(spent), None, getattr(spent, "reason", None))
     try:
         receipt = read(layout.data_receipt, _Sources)
         sources: dict[str, object] = {"model": receipt.model, "dataset": receipt.source}
@@ -333,9 +363,34 @@ def record(number: str, layout: Layout, config: Config, status: Mapping[str, obj
             "versions": environment.versions(),
             "config": removed(config.model_dump(mode="json")),
             **sources,
-            "steps": {**before, number: status},
+            "steps": {**before.steps, number: status},
+            "energy": msgspec.to_builtins(energy),
         },
     )
+
+
+def joules_so_far(layout: Layout) -> float | Missing:
+    """Return what the GPUs of this process have taken in the steps of this run, by the counter of their driver."""
+    energy = _states(layout).energy
+    if energy.run != started_at():
+        return Missing("no step of this run has begun")
+    if energy.counter is not None:
+        return energy.spent(_joules())
+    return Missing(energy.reason or "unknown") if energy.joules is None else energy.joules
+
+
+def _joules() -> float | Missing:
+    try:
+        return gpu_energy().joules()
+    except OSError as error:
+        return Missing(str(error))
+
+
+def _states(layout: Layout) -> _States:
+    try:
+        return read(layout.run, _States)
+    except (OSError, ValueError):
+        return _States()
 
 
 @functools.cache

@@ -188,6 +188,9 @@ def names(machine: Machine) -> dict[str, Any]:
 
         return read
 
+    def set_share(fraction: float, device: Any = None) -> None:
+        machine.memory_share = fraction
+
     def stream_of(stream: Stream | None) -> Any:
         return _On(machine, stream)
 
@@ -211,6 +214,7 @@ def names(machine: Machine) -> dict[str, Any]:
         "memory_allocated": reading("allocated"), "max_memory_allocated": reading("peak_allocated"),
         "memory_reserved": reading("reserved"), "max_memory_reserved": reading("peak_reserved"),
         "memory_stats": stats, "reset_peak_memory_stats": reset_peaks, "empty_cache": machine.empty_cache,
+        "set_per_process_memory_fraction": set_share,
         "mem_get_info": lambda device=None: (machine.capacity - machine.reserved, card.memory_bytes),
         "get_device_properties": properties, "get_device_name": lambda device=None: card.name,
         "get_device_capability": lambda device=None: card.capability, "is_bf16_supported": is_bf16_supported,

@@ -73,6 +73,7 @@ class Machine:
         self.broken: str | None = None
         self.allocated = self.peak_allocated = 0
         self.reserved = self.peak_reserved = 0
+        self.memory_share = 1.0  # that this process may take
         self.timeline: list[Kernel] | None = None  # kept while a profiler is at work
         self.on_launch: Callable[[], None] | None = None  # called then before and after each launch
         self._numbers = itertools.count(1)
@@ -226,7 +227,7 @@ class Machine:
     @property
     def capacity(self) -> int:
         """Return the bytes that tensors may have."""
-        return self.card.memory_bytes - CONTEXT_BYTES
+        return min(self.card.memory_bytes - CONTEXT_BYTES, int(self.memory_share * self.card.memory_bytes))
 
     def allocate(self, size: int) -> int:
         """Take a block; return its bytes. Raises torch.OutOfMemoryError."""

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from boundby import files
-from utils import artifacts, cli, steps
+from utils import artifacts, cli, estimate, steps
 from utils.console import Console, log_to, stop_logging
 from utils.errors import EnvironmentLacksError, InputError
 
@@ -518,3 +519,136 @@ def test_a_python_without_our_packages_is_told_in_one_line_how_to_get_them():
     done = subprocess.run([sys.executable, "-S", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, "") and "Traceback" not in done.stderr
     assert "msgspec: not installed for " in done.stderr and "setup_environment.sh" in done.stderr
+
+
+class Noon(datetime):
+    """A clock that stands still."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime(2026, 1, 1, 12, 0, 0, tzinfo=tz)
+
+
+class Counter:
+    """The joules that the GPUs of a machine have taken, or why nobody can tell."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *joules: float | None) -> None:
+        self._joules = list(joules)
+        monkeypatch.setattr(steps, "gpu_energy", lambda: self)
+
+    def joules(self) -> float:
+        joules = self._joules.pop(0) if len(self._joules) > 1 else self._joules[0]
+        if joules is None:
+            raise OSError("NVML: GPU is lost")
+        return joules
+
+
+@pytest.fixture
+def under_way(workplace, monkeypatch):
+    """A run that began five minutes ago and has the steps 02 to 05 left."""
+    monkeypatch.setenv("BOUNDBY_RUN_STARTED", "20260101T115500Z")
+    monkeypatch.setenv("BOUNDBY_RUN_LEFT", "02 03 04 05")
+    monkeypatch.setattr(estimate, "datetime", Noon)
+    return workplace
+
+
+def nothing(run: cli.Run) -> None:
+    """Stand in for a step that leaves nothing."""
+
+
+QUICK = ["evaluation.enabled=false", "layers.max_seconds=30", "variants.max_seconds=60"]
+
+
+def said_at_the_end(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_step_ends_with_the_time_of_the_run_and_about_how_much_is_left(under_way, capsys):
+    assert run(under_way, measure, *QUICK) == 0
+    left = estimate.LOADING_S + estimate.TRACE_S + 30 + 10 + estimate.LOADING_S + 60
+    assert said_at_the_end(capsys) == f"step 02: 5 min 00 s since the start; about {estimate.minutes(left)} left"
+
+
+def test_the_last_step_ends_with_the_time_of_the_run_alone_and_a_step_by_itself_with_none(
+    under_way, capsys, monkeypatch
+):
+    assert run(under_way, nothing, number="05") == 0
+    assert said_at_the_end(capsys) == "step 05: 5 min 00 s since the start"
+    monkeypatch.delenv("BOUNDBY_RUN_LEFT")
+    assert run(under_way, measure) == 0
+    assert "since the start" not in capsys.readouterr().err
+
+
+def test_what_is_not_known_of_what_is_left_is_named(under_way, capsys, monkeypatch):
+    monkeypatch.setenv("BOUNDBY_RUN_LEFT", "00 01 02")
+    run(under_way, nothing, number="00")
+    assert "; at least " in (line := said_at_the_end(capsys))
+    assert line.endswith(" left (not counted: step 01, the evaluation of step 02)")
+
+
+def test_a_resumed_run_counts_nothing_for_a_step_that_is_kept(under_way, capsys, monkeypatch):
+    monkeypatch.setenv("BOUNDBY_RUN_LEFT", "02 04")
+    run(under_way, measure, *QUICK)
+    before = said_at_the_end(capsys)
+    monkeypatch.setattr(steps, "decide", lambda number, *_: steps.Decision(number == "02", ""))
+    assert run(under_way, measure, *QUICK, "--resume") == 0
+    assert (before[-15:], said_at_the_end(capsys)[-15:]) == ("about 10 s left", " about 0 s left")
+
+
+def test_the_energy_so_far_is_what_the_counter_has_moved_by_in_each_step(under_way, capsys, monkeypatch):
+    Counter(monkeypatch, 7200.0, 9000.0, 1.0, 1801.0)  # between two steps the driver may begin anew
+    run(under_way, nothing, *QUICK, number="00")
+    run(under_way, measure, *QUICK)
+    assert "since the start, 1.00 Wh by the GPU's counter; about" in said_at_the_end(capsys)
+    assert record(under_way)["energy"]["joules"] == 3600.0
+
+
+def test_a_step_under_way_counts_what_it_has_taken_so_far(under_way, monkeypatch):
+    Counter(monkeypatch, 0.0, 1800.0, 0.0, 1800.0, 9000.0)
+    run(under_way, nothing, *QUICK, number="00")
+    said = []
+
+    def looks(run: cli.Run) -> None:
+        said.append(estimate.standing("02", run.config, run.layout, False, 60.0))
+
+    run(under_way, looks, *QUICK)
+    assert "since the start, 1.00 Wh by" in said[0] and "; about 3 min 30 s left" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("joules", "reason"),
+    [
+        ([None], "NVML: GPU is lost"),
+        ([5.0, None], "NVML: GPU is lost"),
+        ([None, 5.0], "NVML: GPU is lost"),
+        ([5.0, 4.0], "the counter stands still or began anew"),
+        ([5.0], "the counter stands still or began anew"),
+    ],
+)
+def test_energy_that_nobody_can_tell_is_null_with_a_reason_for_the_rest_of_the_run(
+    under_way, capsys, monkeypatch, joules, reason
+):
+    Counter(monkeypatch, *joules)
+    assert run(under_way, measure, *QUICK) == 0
+    assert "Wh" not in said_at_the_end(capsys)
+    energy = record(under_way)["energy"]
+    assert (energy["joules"], energy["reason"]) == (None, reason)
+    Counter(monkeypatch, 1.0, 2.0)
+    assert run(under_way, nothing, number="03") == 0
+    assert "Wh" not in said_at_the_end(capsys) and record(under_way)["energy"]["joules"] is None
+
+
+def test_the_card_that_step_02_has_drawn_is_ours_though_step_04_has_not_run(workplace, capsys):
+    def draws(run: cli.Run) -> None:
+        measure(run)
+        files.write_text(run.layout.card, "a card")
+        raise KeyboardInterrupt
+
+    assert run(workplace, draws) == 130
+    assert run(workplace, measure, "--resume") == 0
+    assert run(workplace, nothing, number="04") == 0
+    assert run(workplace, measure) == 0
+    assert not (results(workplace) / "card.txt").exists(), "it has moved away with what it tells of"
+    files.write_text(results(workplace) / "elsewhere" / "card.txt", "another's")
+    assert run(workplace, measure, f"output.results_dir={results(workplace) / 'elsewhere'}") == 2
+    assert "no receipt says that a step made it" in capsys.readouterr().err

@@ -1,12 +1,14 @@
 """What a plan of the steps says before anything is measured: minutes by their budgets, and what a comparison needs."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from boundby import ceilings, replay
+from boundby import ceilings, energy, environment, replay
 from boundby.compare import spread_for_same
-from utils import dry_run
+from utils import dry_run, estimate
 
 
 def said(capsys: pytest.CaptureFixture[str], folder: Path, *settings: str) -> str:
@@ -16,7 +18,7 @@ def said(capsys: pytest.CaptureFixture[str], folder: Path, *settings: str) -> st
 
 
 def test_the_budgets_are_those_of_the_steps() -> None:
-    assert (dry_run.CEILINGS_S, dry_run.REPLAY_S) == (ceilings.BUDGET_S, replay.BUDGET_S)
+    assert (estimate.CEILINGS_S, estimate.REPLAY_S) == (ceilings.BUDGET_S, replay.BUDGET_S)
 
 
 @pytest.mark.parametrize("seconds", [10, 15, 60])
@@ -38,5 +40,51 @@ def test_more_batch_sizes_and_seconds_take_more_minutes(capsys, tmp_path) -> Non
         return float(text.partition("estimated minutes: ")[2].split()[0].rstrip(";"))
 
     few, many = minutes("profiling.batch_sizes=[1]"), minutes("profiling.batch_sizes=[1,2,4,8]")
-    assert many - few == pytest.approx(3 * (dry_run.SWEEP_SHARE * 15 + dry_run.COUNTING_S) / 60, abs=0.11)
+    assert many - few == pytest.approx(3 * (estimate.SWEEP_SHARE * 15 + estimate.COUNTING_S) / 60, abs=0.11)
     assert minutes("profiling.max_seconds_per_batch_size=60") > minutes()
+
+
+def told(capsys: pytest.CaptureFixture[str], folder: Path, *settings: str) -> dict:
+    quick = ["--config", "configs/quickstart.yaml", f"output.results_dir={folder}", "evaluation.enabled=false"]
+    assert dry_run.main(["00", "02", "03", "04", "05", "--", *quick, *settings, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def a_card_that_may_take(watts: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def limit_w() -> float:
+        if watts is None:
+            raise OSError("NVML: Not Supported")
+        return watts
+
+    known = {**environment.machine(), "gpus": [{"name": "H200", "memory_bytes": 1, "uuid": "GPU-0a1b"}]}
+    monkeypatch.setattr(environment, "machine", lambda: known)
+    card = SimpleNamespace(limit_w=limit_w, joules=lambda: 1.0)
+    monkeypatch.setattr(estimate, "gpu_energy", lambda: card)
+    monkeypatch.setattr(energy, "gpu_energy", lambda: card)
+
+
+def test_all_steps_but_the_download_and_the_whole_set_have_a_time_before_anything_has_run(capsys, tmp_path) -> None:
+    alone = told(capsys, tmp_path, "model.device=cpu")
+    assert alone["not_counted"] == [] and alone["estimated_minutes"] > 0
+    shorter = told(capsys, tmp_path, "model.device=cpu", "layers.enabled=false")
+    assert alone["estimated_minutes"] - shorter["estimated_minutes"] == pytest.approx(120 / 60, abs=0.11)
+
+
+def test_the_energy_is_what_the_power_limit_allows_in_that_time_and_null_where_no_limit_is_known(
+    capsys, tmp_path, monkeypatch
+) -> None:
+    without = told(capsys, tmp_path)
+    assert without["estimated_energy_wh_at_most"] is None and "no GPU" in without["energy_reason"]
+    a_card_that_may_take(700.0, monkeypatch)
+    found = told(capsys, tmp_path)
+    assert found["estimated_energy_wh_at_most"] == pytest.approx(700 / 60 * found["estimated_minutes"], rel=0.01)
+    assert found["estimated_minutes"] > without["estimated_minutes"], "the counter of energy takes its windows"
+    a_card_that_may_take(None, monkeypatch)
+    refused = told(capsys, tmp_path)
+    assert (refused["estimated_energy_wh_at_most"], refused["energy_reason"]) == (None, "NVML: Not Supported")
+
+
+def test_what_runs_at_the_end_is_shown_and_not_run(capsys, tmp_path) -> None:
+    text = said(capsys, tmp_path, "--then", f"touch {tmp_path}/ended")
+    assert f"then, after the last step or a failure: touch {tmp_path}/ended\n" in text
+    assert not (tmp_path / "ended").exists()

@@ -69,6 +69,36 @@ def test_step_02_resumes_a_finished_evaluation_and_without_resume_makes_another(
     assert len(stored(store)) == 5
 
 
+def test_the_card_is_drawn_before_the_whole_set_and_again_after_it(at, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(baselines, "find_limits", lambda *_: None)
+    monkeypatch.setenv("BOUNDBY_RUN_STARTED", "20260101T000000Z")
+    monkeypatch.setenv("BOUNDBY_RUN_LEFT", "02 04")
+    evaluate, card = baselines.evaluate, tmp_path / "one" / "card.txt"
+    before = []
+
+    def looked_at(*given):
+        before.extend([card.read_text(), *capsys.readouterr()])
+        return evaluate(*given)
+
+    monkeypatch.setattr(baselines, "evaluate", looked_at)
+    _, settings = at("one")
+    assert baseline(settings) == 0
+    early, out, err = before
+    assert "; not measured yet in the pass over the whole set " in " ".join(early.split()) and early in out
+    assert "Accuracy    not measured yet\n" in early and "finish the measurement" not in early
+    assert " left, if the whole set goes no faster than batch size 1\n" in err
+    late = card.read_text()
+    assert "not measured yet" not in late and "in the pass over the whole set (" in " ".join(late.split())
+    assert late in capsys.readouterr().out
+
+
+def test_a_card_without_a_whole_set_to_come_waits_for_none(at, tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "find_limits", lambda *_: None)
+    _, settings = at("one", "evaluation.enabled=false")
+    assert baseline(settings) == 0
+    assert "not measured yet" not in (tmp_path / "one" / "card.txt").read_text()
+
+
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_anew_takes_nothing_from_the_store(at, tmp_path, kind):
     store = "memory://run" if kind == "memory" else f"file://{tmp_path}/store"

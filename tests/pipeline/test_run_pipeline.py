@@ -288,3 +288,120 @@ def test_a_stream_that_is_dead_ends_no_run(checkout, streams):
     done = subprocess.run(command, cwd=checkout, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert (done.returncode, b"Traceback" in done.stderr) == (4, False)
     assert ran(checkout) == ["00", "01", "02", "03", "04", "05"]
+
+
+AFTER = "echo $BOUNDBY_EXIT_CODE ${BOUNDBY_RUN_STARTED-none} >>ended"
+
+
+def ended(checkout: Path) -> list[str]:
+    """Return what the command of --then has left: the exit code it was told, and what it knows of the run."""
+    path = checkout / "ended"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def in_a_process(checkout: Path, code: str, *flags: str) -> subprocess.CompletedProcess:
+    start = f"import os, pathlib, signal, sys, run_pipeline; run_pipeline.ROOT = pathlib.Path({str(checkout)!r})"
+    command = [sys.executable, "-c", f"{start}\n{code}\nsys.exit(run_pipeline.exit_code(run_pipeline.main()))", *flags]
+    known = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=checkout, env=known, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "told"),
+    [("", 0, 0), ("sys.exit(4)", 4, 4), ("sys.exit(3)", 3, 3), ("os.kill(os.getpid(), 9)", 1, 1)],
+)
+def test_a_command_runs_at_the_end_however_it_ends_and_is_told_the_exit_code(checkout, ending, code, told):
+    end(checkout, "02", ending)
+    done = in_a_process(checkout, "", "--from", "2", "--then", AFTER)
+    assert (done.returncode, ended(checkout)) == (code, [f"{told} none"])
+    assert done.stdout.count(f"$ {AFTER}") == 1
+
+
+def test_the_command_runs_once_after_the_last_step(checkout):
+    assert run_pipeline.main(["--from", "4", "--then", "cp ran seen"]) == 0
+    assert (checkout / "seen").read_text().split() == ["04", "05"]
+
+
+def test_a_command_that_fails_is_said_and_changes_no_exit_code(checkout, capfd):
+    assert run_pipeline.main(["--only", "4", "--then", "no-such-program hf_abcdefghijklmnopqrstuvwx"]) == 0
+    said = capfd.readouterr()
+    assert "the command of --then ended with exit code 127: no-such-program ***" in said.err
+    assert "hf_abc" not in said.out
+    assert run_pipeline.main(["--only", "4", "--then", "kill -9 $$"]) == 0
+    assert "the command of --then was ended by signal 9: kill -9 $$" in capfd.readouterr().err
+
+
+def test_a_command_that_cannot_be_started_is_said_and_changes_no_exit_code(checkout, capfd, monkeypatch):
+    run = subprocess.run
+
+    def no_shell(command, **settings):
+        if settings.get("shell"):
+            raise OSError(12, "Cannot allocate memory")
+        return run(command, **settings)
+
+    monkeypatch.setattr(run_pipeline.subprocess, "run", no_shell)
+    assert run_pipeline.main(["--only", "4", "--then", "halt"]) == 0
+    assert "the command of --then could not be started (Cannot allocate memory): halt" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["", "  "])
+def test_an_empty_command_is_a_usage_error_since_nothing_would_end_the_machine(checkout, capfd, command):
+    with pytest.raises(SystemExit) as stopped:
+        run_pipeline.main(["--then", command])
+    assert stopped.value.code == 2 and ran(checkout) == []
+    assert "--then is empty" in capfd.readouterr().err
+
+
+def test_the_command_that_continues_ends_as_this_one(checkout, capfd):
+    end(checkout, "02", "sys.exit(1)")
+    run_pipeline.main(["--then", "echo 'a b'"])
+    assert """run_pipeline.py --from 2 --then 'echo '"'"'a b'"'"'' --resume""" in capfd.readouterr().err
+
+
+def test_with_json_the_document_stands_alone_and_is_there_before_the_command_runs(checkout, capfd):
+    end(checkout, "04", """print('{"step": "04"}')""")
+    assert run_pipeline.main(["--json", "--only", "4", "--then", "echo of the command; kill -9 $$"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["exit_code"] == 0
+    assert "of the command" in said.err
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 143), ("SIGQUIT", 143)])
+def test_a_signal_during_a_step_ends_the_pipeline_and_the_command_runs(checkout, name, code):
+    unblock = "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])"
+    end(checkout, "02", f"import signal, time\n{unblock}\nos.kill(os.getppid(), signal.{name})\ntime.sleep(60)")
+    done = in_a_process(checkout, "signal.signal(2, signal.default_int_handler)", "--then", AFTER)
+    assert (done.returncode, ended(checkout)) == (code, [f"{code} none"])
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 143)])
+def test_a_signal_between_two_steps_ends_the_pipeline_and_the_command_runs(checkout, name, code):
+    between = f"run_pipeline.run_step = lambda *_, **__: os.kill(os.getpid(), signal.{name}) or 0"
+    done = in_a_process(checkout, f"signal.signal(2, signal.default_int_handler)\n{between}", "--then", AFTER)
+    assert (done.returncode, ended(checkout)) == (code, [f"{code} none"])
+
+
+def test_a_signal_while_the_command_runs_does_not_end_it(checkout):
+    command = f"kill -TERM $PPID; {AFTER}"
+    done = in_a_process(checkout, "", "--only", "4", "--then", command)
+    assert (done.returncode, ended(checkout)) == (0, ["0 none"])
+
+
+def test_a_runner_that_breaks_runs_the_command_too_and_tells_of_a_failure(checkout):
+    breaks = "def run_step(*_, **__): raise OSError('no process can be started')\nrun_pipeline.run_step = run_step"
+    done = in_a_process(checkout, breaks, "--then", AFTER)
+    assert (done.returncode, ended(checkout)) == (1, ["1 none"])
+    assert "no process can be started" in done.stderr
+
+
+def test_a_signal_that_is_ignored_stays_ignored(checkout):
+    end(checkout, "02", "os.kill(os.getppid(), 1)")  # under nohup
+    done = in_a_process(checkout, "signal.signal(1, signal.SIG_IGN)", "--then", AFTER)
+    assert (done.returncode, ended(checkout), ran(checkout)[-1]) == (0, ["0 none"], "05")
+
+
+def test_every_step_is_told_which_are_left(checkout):
+    for number in ("03", "05"):
+        end(checkout, number, "open('left', 'a').write(os.environ['BOUNDBY_RUN_LEFT'] + '.')")
+    run_pipeline.main(["--from", "3", "--skip-visualize"])
+    assert (checkout / "left").read_text() == "03 05.05."

@@ -58,7 +58,7 @@ class _Chosen:
 def identity(config: Config, receipt: DataReceipt, source: ModelSource) -> Identity:
     """Return what the settings, the data and the model on disk ask to be evaluated."""
     device = pick_device(config.model.device)
-    size, seed = _sample(config, receipt.rows)
+    size, seed = sample(config, receipt.rows)
     model_sha256, tokenizer_sha256 = model_hashes(source.path)
     return Identity(
         task=source.task,
@@ -209,7 +209,7 @@ def rule_of(precision: str, min_agreement: float) -> PrecisionRule:
     return PrecisionRule("same" if precision == "same" else "fastest", min_agreement, precision == "guarded")
 
 
-def _sample(config: Config, dataset_rows: int) -> tuple[int, int | None]:
+def sample(config: Config, dataset_rows: int) -> tuple[int, int | None]:
     """Return how many rows are evaluated, and the seed of their sample, None when it is every row."""
     subsets = config.dataset.sample_sizes
     size = min(config.evaluation.limit or dataset_rows, max(subsets or [dataset_rows]), dataset_rows)

@@ -65,7 +65,7 @@ def advice(data: ReportData) -> list[Advice]:
 
 
 def _repairs(data: ReportData) -> Iterator[Advice]:
-    if not data.document["complete"]:
+    if not data.document["complete"] and not data.is_under_way:
         resume = data.command.run("--from", "2", "--resume")
         yield Advice(REPAIR, "Finish the measurement", "Step 02 was interrupted; finished visits are kept.", resume)
     failed = [row for row in data.rows if row["status"] == "failed"]

@@ -81,9 +81,7 @@ def write(run: Run) -> Written:
     pictures.draw(made.drawings)
     files.write_text(run.layout.report, as_typed(plain_text.render(made.document)))
     files.write_text(run.layout.html_report, as_typed(html_page.render(made.document)))
-    answer = as_typed("\n".join(card.card(data)))
-    files.write_text(run.layout.card, f"{answer}\n")
-    return Written(answer, sum(drawing.reason is None for drawing in made.drawings))
+    return Written(card.draw(data), sum(drawing.reason is None for drawing in made.drawings))
 
 
 def renew(run: Run) -> bool:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from boundby import card as cards
-from boundby import environment
+from boundby import environment, files
 from boundby.card import Compared, Facts, Next, Rate
+from boundby.cli import as_typed
 from boundby.formatting import number
 from boundby.roofline import Interval
 from boundby.verdict import Verdict
@@ -17,6 +18,13 @@ from utils.report.sources import ReportData
 def card(data: ReportData) -> list[str]:
     """Return the card in lines."""
     return cards.lines(facts(data))
+
+
+def draw(data: ReportData) -> str:
+    """Write the card, and return it as one text."""
+    text = as_typed("\n".join(card(data)))
+    files.write_text(data.layout.card, f"{text}\n")
+    return text
 
 
 def facts(data: ReportData) -> Facts:
@@ -36,9 +44,20 @@ def facts(data: ReportData) -> Facts:
         compared_texts=variants.texts_of_sample(data),
         next=_next(data),
         rates=tuple(_rates(data)),
-        scores={data.task.SCORE: data.task.headline(data.full)} if data.is_scored else {},
+        scores=_scores(data),
         doubts=doubts.in_brief(data),
     )
+
+
+def _scores(data: ReportData) -> dict[str, str]:
+    if data.is_scored:
+        return {data.task.SCORE: data.task.headline(data.full)}
+    return {data.task.SCORE: cards.NOT_YET} if _is_to_come(data) and data.document["dataset"]["has_labels"] else {}
+
+
+def _is_to_come(data: ReportData) -> bool:
+    """Tell whether the pass over the whole set is still to come: the card was drawn before it."""
+    return data.is_under_way and data.full is None and data.config.evaluation.enabled
 
 
 def _model(data: ReportData) -> str:
@@ -116,6 +135,8 @@ def _rates(data: ReportData) -> list[Rate]:
     if full:
         where = f"in the pass over the whole set ({way(data)})"
         rates.append(Rate(full["throughput_samples_per_sec"], where))
+    elif _is_to_come(data):
+        rates.append(Rate(None, "in the pass over the whole set"))
     return rates
 
 

@@ -128,7 +128,8 @@ class ReportData:
 
     `rows` are those of the sweep, `best` has the choices in each dtype, `chosen` is the row of the optimal batch size
     in the model's own dtype (None where nothing was measured), `trace` is what the analysis of the trace says, and
-    `quality` is that of the predictions over the whole dataset, `variants` what step 05 has compared.
+    `quality` is that of the predictions over the whole dataset, `variants` what step 05 has compared. While step 02
+    `is_under_way`, what it has not measured yet is still to come.
     """
 
     document: Document
@@ -147,6 +148,7 @@ class ReportData:
     quality: Quality | Missing
     variants: Variants | Missing = Missing("step 05 has not run")
     rounds: Mapping[Point, Rounds] = field(default_factory=dict)
+    is_under_way: bool = False
 
     @property
     def measured(self) -> tuple[Row, ...] | Missing:
