@@ -27,9 +27,10 @@ from boundby.timer import Timer
 from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock
 from tests.tiny_models import LABELS
+from utils.config import Variants
 from utils.errors import EnvironmentLacksError
 from utils.report import variants as section
-from utils.variants import operators, rounds, ways
+from utils.variants import comparison, operators, rounds, ways
 from utils.variants.engines import EngineFailed, EngineProcess, told
 from utils.variants.reasons import beside, sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
@@ -131,6 +132,17 @@ def test_rounding_to_eight_bits_is_a_kind_of_its_own():
     each.way = replace(each.way, work=lambda texts: lambda: model(inputs))
     found = operators.replay([each], ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)["as_it_comes"]
     assert {"products", "rounding"} <= set(found)
+
+
+def test_settings_run_a_variant_in_float32_where_the_model_s_own_dtype_is_another():
+    listed = ways.variants(torch.device("cpu"), Variants(models=["./other"]))
+    assert comparison.as_compared(listed, "float32") == listed
+    settings = {each.name: each.settings for each in comparison.as_compared(listed, "bfloat16")}
+    assert settings["without_padding"] == ("model.dtype=float32",)
+    assert settings["compiled"] == ("model.dtype=float32", "evaluation.compile=on")
+    assert settings["bfloat16"] == ("model.dtype=bfloat16",)
+    assert settings["model:./other"] == ("model.dtype=float32", "model.name=./other")
+    assert settings["sorted"] is None
 
 
 def test_the_kernels_of_packed_texts_are_attention():

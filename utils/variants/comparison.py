@@ -98,8 +98,7 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     )
     own = steps.measured_dtype(config, run.layout)
     own = own or models.choose_dtype(config.model.dtype, source.path, device).dtype
-    listed = variants(device, settings, stock.variants(device))
-    listed = listed if own == DTYPE else [_in_float32(variant) for variant in listed]
+    listed = as_compared(variants(device, settings, stock.variants(device)), own)
     try:
         with run.progress(len(listed), "make the variants") as progress:
             made, refused = rounds.make(
@@ -126,12 +125,16 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
     return document
 
 
-def _in_float32(variant: Variant) -> Variant:
-    """Return the variant with settings that run it as it was compared, where the model's own dtype is another."""
-    stated = variant.settings
-    if stated is None or any(each.startswith("model.dtype=") for each in stated):
-        return variant
-    return replace(variant, settings=(f"model.dtype={DTYPE}", *stated))
+def as_compared(listed: Sequence[Variant], own: str) -> list[Variant]:
+    """Return the variants with settings that run them as they are compared: in float32, where `own` is not that."""
+    if own == DTYPE:
+        return list(listed)
+    return [
+        each
+        if each.settings is None or any(setting.startswith("model.dtype=") for setting in each.settings)
+        else replace(each, settings=(f"model.dtype={DTYPE}", *each.settings))
+        for each in listed
+    ]
 
 
 def _spread(texts: Sequence[str], number: int) -> list[str]:
