@@ -460,7 +460,7 @@ def test_an_answer_that_no_gpu_has_is_no_reading_and_is_kept_for_a_doubt(quantit
     assert Sources(source, NoSource("no host")).nonsense == source.nonsense
 
 
-@pytest.mark.parametrize("answer", ["[N/A]", None, float("nan"), object()], ids=repr)
+@pytest.mark.parametrize("answer", ["[N/A]", None, float("nan"), object()], ids=lambda answer: type(answer).__name__)
 def test_an_answer_that_is_no_number_is_no_reading(answer, monkeypatch):
     nvml = FakeNvml(GPU)
     nvml.nvmlDeviceGetTemperature = lambda *_: answer
