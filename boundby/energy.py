@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from boundby import environment
-from boundby.sampler import DriverSource, nvml_source
+from boundby.sampler import DeviceLostError, DriverSource, nvml_source
 from boundby.timer import Timer, Work
 
 LEAST_WINDOW_S = 5.0
@@ -66,11 +66,17 @@ class GpuEnergy:
 
     def joules(self) -> float:
         """Return the sum since the driver was loaded; raises OSError where one has no such counter."""
-        return sum(source.joules() for source in self._sources)
+        return self._sum(lambda source: source.joules())
 
     def limit_w(self) -> float:
         """Return the watts that they may take together; raises OSError where the driver does not tell."""
-        return sum(source.limit_w() for source in self._sources)
+        return self._sum(lambda source: source.limit_w())
+
+    def _sum(self, of: Callable[[DriverSource], float]) -> float:
+        try:
+            return sum(map(of, self._sources))
+        except DeviceLostError as lost:  # who measures on it is told by itself
+            raise OSError(str(lost)) from lost
 
 
 @functools.cache

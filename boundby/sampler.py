@@ -139,10 +139,23 @@ class DriverSource:
 
         Raises DeviceLostError as `read` does.
         """
+        return self._number(self._joules, 0, 1e15)
+
+    def limit_w(self) -> float:
+        """Return the watts that the driver lets the GPU take; raises OSError where it does not tell.
+
+        Raises DeviceLostError as `read` does.
+        """
+        return self._number(self._limit_w, *POSSIBLE["gpu_power_w"])
+
+    def _number(self, ask: Callable[[], float], least: float, most: float) -> float:
         try:
-            return float(self._joules())
-        except Exception as error:
+            answer = float(ask())
+        except Exception as error:  # as in `read`
             raise OSError(self._told(error)) from error
+        if not least <= answer <= most:
+            raise OSError(f"{self.library} answered {answer:g}, which no GPU has")
+        return answer
 
     def _told(self, error: Exception) -> str:
         """Return what the library says. Raises DeviceLostError where that is the loss of the GPU."""
@@ -150,13 +163,6 @@ class DriverSource:
         if isinstance(error, self.error) and (getattr(error, "value", None) == GPU_IS_LOST or "is lost" in str(error)):
             raise DeviceLostError(reason) from error
         return reason
-
-    def limit_w(self) -> float:
-        """Return the watts that the driver lets the GPU take; raises OSError where it does not tell."""
-        try:
-            return self._limit_w()
-        except (self.error, AttributeError, LookupError) as error:
-            raise OSError(f"{self.library}: {error}") from error
 
 
 def _others(pids: Sequence[int]) -> int | None:

@@ -194,13 +194,19 @@ OF_ANY_MODEL = ("Exception", "BaseException", "RuntimeError", "CANNOT_RUN")
 @pytest.mark.parametrize("name", GOES_ON_AFTER_ERRORS)
 def test_nothing_carries_on_with_a_gpu_that_is_lost(name):
     """Whoever swallows what a model may raise asks first whether the GPU is lost, or raises what is none of its own."""
-    for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ExceptHandler):
-            caught = ast.unparse(node.type) if node.type else "BaseException"
+
+    def calls(nodes: list[ast.stmt]) -> set[str]:
+        found = (each for node in nodes for each in ast.walk(node))
+        return {ast.unparse(each.func) for each in found if isinstance(each, ast.Call)}
+
+    tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+    for attempt in (node for node in ast.walk(tree) if isinstance(node, ast.Try)):
+        for handler in attempt.handlers:
+            caught = ast.unparse(handler.type) if handler.type else "BaseException"
             if any(re.search(rf"\b{each}\b", caught) for each in OF_ANY_MODEL):
-                asks = [ast.unparse(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)]
-                raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
-                assert raises or {"raise_if_lost", "is_sticky"} & set(asks), f"{name}:{node.lineno}"
+                raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
+                asks = {"raise_if_lost", "is_sticky"} & calls(handler.body) or "naming_loss" in calls(attempt.body)
+                assert raises or asks, f"{name}:{handler.lineno}"
 
 
 def test_few_places_know_the_name_of_a_device():

@@ -366,7 +366,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         wanted = tuple(
             dict.fromkeys([*ceilings.usual_dtypes(loaded.device), *steps.sweep_dtypes(run.config, result.dtype)])
         )
-        with run.progress(None, "limits of this machine"):
+        with naming_loss("the limits of this machine"), run.progress(None, "limits of this machine"):
             result.ceilings, path, is_new = ceilings.cached(run.layout.ceilings, loaded.device, wanted)
         run.note(
             f"limits of this machine: {f'measured in {result.ceilings.seconds:.1f} s' if is_new else f'from {path}'}"

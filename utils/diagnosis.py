@@ -65,8 +65,8 @@ class Subject:
     """The model that was swept, with the instruments to look at it again.
 
     `max_seconds` is what trials may take, `replay_s` what replays may; `told` hears what goes on and how many of these
-    seconds are left. `has_labels` False: it scores no labels. `given_up` are batch sizes (`named`) that have ended the
-    GPU for their process too often to be run again.
+    seconds are left. `has_labels` False: it scores no labels. `given_up` is what has lost the GPU too often to be run
+    again, by the words of the loss.
     """
 
     model: Any
@@ -90,12 +90,17 @@ def diagnose(
     on_finding: Callable[[Finding], None],
     chosen: int | None = None,
 ) -> None:
-    """Tell `on_finding` of every measured row of one dtype, smallest batch size first; in full of the `chosen` one."""
+    """Tell `on_finding` of every measured row of one dtype, smallest batch size first; in full of the `chosen` one.
+
+    Raises DeviceLostError where the GPU does nothing more for this process.
+    """
     measured = [row for row in rows if row["status"] in MEASURED]
     fixed_s = fixed_cost([(_padded_tokens(row) * row["batch_size"], _isolated(row).value) for row in measured])
     for row in measured:
+        point = f"what limits {named(row['batch_size'], row['dtype'])}"
+        if point in subject.given_up:
+            continue
         own = usable([visit for visit in visits if visit.batch_size == row["batch_size"] and visit.status == "ok"])
-        point = looked_into(row["batch_size"], row["dtype"])
         with naming_loss(point), torch.inference_mode(), made_current(subject.selection.device):
             on_finding(_Case(subject, row, own, measured, fixed_s, row["batch_size"] == chosen).finding())
         release_memory(subject.selection.device)
@@ -172,14 +177,14 @@ class _Case:
         """Return the verdict: of the chosen size in full, on its reference batch; of others by what is known."""
         doubts, tried = list(self._doubts()), Tried(trials=tuple(self._swept()))
         gains = list(self._padding_gain(left))
-        if looked_into(self.row["batch_size"], self.row["dtype"]) in self.subject.given_up:
-            text = "the reference batch is not run again: that has ended the GPU for its process before"
-            doubts.append(Doubt("replay", text))
+        point = f"replays and trials of {named(self.row['batch_size'], self.row['dtype'])}"
+        if point in self.subject.given_up:
+            doubts.append(Doubt("replay", "the reference batch is not run again: that has lost the GPU before"))
         elif self.is_chosen and self.forward.attribution:
             try:
-                return self._in_full(left, gains, doubts, tried)
+                with naming_loss(point):
+                    return self._in_full(left, gains, doubts, tried)
             except Exception as error:  # a forward may raise anything; the sweep must not be lost for it
-                raise_if_lost(error)
                 doubts.append(Doubt("replay", f"the reference batch could not be run again ({first_line(error)})"))
         gains += other_precisions(self.forward)
         return verdict_on(self.forward, tried=tried, gains=gains, doubts=doubts, padding=1 - left)
@@ -388,11 +393,6 @@ class _Case:
 
     def _call(self, batch: Batch) -> Work:
         return lambda: forward(self.subject.model, batch)
-
-
-def looked_into(batch_size: int, dtype: str) -> str:
-    """Return what is at work where a batch size is looked into, in words."""
-    return f"what limits {named(batch_size, dtype)}"
 
 
 def _tried(make: Callable[[], T]) -> T | Missing:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from boundby.energy import EnergyMeter, EnergyUse, RaplCounter
+from boundby.energy import EnergyMeter, EnergyUse, GpuEnergy, RaplCounter
+from boundby.sampler import DeviceLostError, DriverSource
 from boundby.timer import Timer
 
 POLL_S = 1 / 1024  # one look at the counter
@@ -191,3 +192,15 @@ def test_a_counter_that_runs_as_no_machine_does_tells_nothing(jump):
 
     with pytest.raises(OSError, match="as no machine does"):
         meter.of(jumps)
+
+
+def test_what_a_lost_gpu_has_taken_is_not_known_and_hides_no_error(monkeypatch):
+    class Lost(DriverSource):
+        library = "NVML"
+
+        def joules(self) -> float:
+            raise DeviceLostError("NVML: GPU is lost")
+
+    monkeypatch.setattr("boundby.energy.nvml_source", lambda uuid: Lost(OSError))
+    with pytest.raises(OSError, match="GPU is lost"):
+        GpuEnergy(["GPU-0"]).joules()

@@ -488,3 +488,12 @@ def test_a_gpu_that_is_lost_to_the_driver_ends_the_thread_and_is_told_to_who_mea
         assert not sampler._thread.is_alive()
     with pytest.raises(DeviceLostError, match="NVML: GPU is lost"):
         sampler.now()
+
+
+def test_what_a_gpu_may_take_has_a_reason_where_the_driver_does_not_tell_it(monkeypatch):
+    nvml = FakeNvml(GPU)
+    source = source_of(monkeypatch, nvml)
+    for answer in (0, 2**32 - 1, "[N/A]", None):
+        nvml.nvmlDeviceGetEnforcedPowerLimit = nvml.nvmlDeviceGetPowerManagementLimit = lambda *_, answer=answer: answer
+        with pytest.raises(OSError, match="NVML"):
+            source.limit_w()

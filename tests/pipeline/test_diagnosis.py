@@ -22,7 +22,7 @@ from boundby.work import transformer_flops, transformer_shape
 from tests.fakes import FakeClock, FakeThreads, FakeTokenizer, FakeWatch
 from utils import columns, diagnosis, profiler
 from utils.columns import COLUMNS, NAMES, NOT_DIAGNOSED, Finding
-from utils.diagnosis import DOUBTS_OF_A_VERDICT, Subject, diagnose
+from utils.diagnosis import DOUBTS_OF_A_VERDICT, Subject, _Case, diagnose
 from utils.profiler import InferenceProfiler
 from utils.selection import Selection
 from utils.visits import Visit
@@ -601,8 +601,8 @@ def test_limits_under_another_clock_are_doubted_unless_it_is_that_of_the_power_l
     assert ("throttled" in [doubt.kind for doubt in doubts]) == is_doubted
 
 
-def test_a_forward_that_loses_the_gpu_ends_the_diagnosis_and_says_of_what() -> None:
-    def loses(*_: int) -> None:
+def test_a_forward_that_loses_the_gpu_ends_the_diagnosis_and_says_of_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loses(*_: Any) -> None:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     bench = Bench(EVEN).sweep(4)
@@ -611,10 +611,15 @@ def test_a_forward_that_loses_the_gpu_ends_the_diagnosis_and_says_of_what() -> N
         with pytest.raises(DeviceLostError) as lost:
             bench.finding(chosen, energy=meter(*THREE_WINDOWS))
         assert str(lost.value).startswith("what limits batch size 4 in float32: AcceleratorError: CUDA error: device")
+    bench.model.before = lambda *_: None
+    monkeypatch.setattr(_Case, "_in_full", loses)
+    with pytest.raises(DeviceLostError, match="^replays and trials of batch size 4 in float32: AcceleratorError"):
+        bench.finding(4)
 
 
 def test_what_has_lost_the_gpu_before_is_not_run_again_and_the_bound_is_told() -> None:
     bench = Bench(EVEN).sweep(4)
-    verdict = bench.finding(4, given_up=["what limits batch size 4 in float32"]).verdict
+    assert bench.findings(bench.subject(given_up=["what limits batch size 4 in float32"]), 4) == []
+    verdict = bench.finding(4, given_up=["replays and trials of batch size 4 in float32"]).verdict
     assert [doubt.kind for doubt in verdict.doubts] == ["replay"] and not verdict.trials
     assert verdict.bound == bench.finding().verdict.bound

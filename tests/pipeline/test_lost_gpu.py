@@ -223,10 +223,10 @@ def test_a_trial_and_a_capture_that_lose_the_gpu_end_the_others_and_clean_nothin
             assert len(answered) == 1 and not released
 
 
-def test_neither_the_profiler_nor_probes_ask_a_lost_gpu(tmp_path, monkeypatch):
-    stopped: list[None] = []
-    monkeypatch.setattr("boundby.capture.session.Session.stop", lambda *_, **__: stopped.append(None))
-    monkeypatch.setattr("boundby.capture.session.Session.start", lambda *_: None)
+def test_a_capture_of_a_lost_gpu_is_left_as_it_is(tmp_path, monkeypatch):
+    left: list[str] = []
+    for name in ("start", "stop", "leave"):
+        monkeypatch.setattr(f"boundby.capture.session.Session.{name}", lambda *_, name=name, **__: left.append(name))
     with counted(H100) as (machine, answered):
         one = torch.ones(8, device="cuda")
 
@@ -236,15 +236,30 @@ def test_neither_the_profiler_nor_probes_ask_a_lost_gpu(tmp_path, monkeypatch):
 
         with pytest.raises(torch.AcceleratorError):
             capture(losing, steps=1, warmup=0, trace_path=tmp_path / "trace.json", device=GPU, options=CaptureOptions())
-        assert len(answered) == 1 and not stopped
+    assert (len(answered), left) == (1, ["start", "leave"])
+
+
+class Losing(torch.nn.Linear):
+    """Loses the GPU in its call number `at`."""
+
+    def __init__(self, machine: Machine, at: int) -> None:
+        super().__init__(4, 4)
+        self.machine, self.left = machine, at
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            self.machine.broken = "CUDA error: device-side assert triggered"
+        return super().forward(states)
+
+
+@pytest.mark.parametrize("call", range(2, 26, 3))
+def test_probes_of_layers_ask_a_lost_gpu_nothing(tmp_path, call):
     with counted(H100) as (machine, answered):
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4))).to("cuda")
-        batch = torch.ones(2, 4, device="cuda")
-        with ObservabilityEngine(model, tmp_path) as engine:
-            engine.warmup(batch)
-            machine.broken = "CUDA error: device-side assert triggered"
-            with pytest.raises(torch.AcceleratorError):
-                engine.profile(batch, num_runs=2)
+        inner = torch.nn.Sequential(torch.nn.Sequential(Losing(machine, call)))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), inner).to("cuda")
+        with pytest.raises((torch.AcceleratorError, DeviceLostError)), ObservabilityEngine(model, tmp_path) as engine:
+            engine.profile(torch.ones(2, 4, device="cuda"), num_runs=5)
         assert len(answered) == 1
 
 

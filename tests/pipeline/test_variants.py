@@ -594,4 +594,4 @@ def test_a_variant_that_lost_the_gpu_before_is_not_tried_again_and_the_others_ar
     shop = SimpleNamespace(loaded=SimpleNamespace(device=torch.device("cpu")), probe=["a"])
     made, refused = rounds.make(listed, shop, Timer(paced.clock), 1e9, lambda text: None, ["new in words"])
     assert [each.variant.name for each in made] == ["as_it_comes"]
-    assert refused["new"].text == "it has ended the GPU for its process before, and is not tried again"
+    assert refused["new"].text == "it has lost the GPU before, and is not tried again"

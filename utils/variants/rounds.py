@@ -103,7 +103,7 @@ def make(
                 took = f": making it takes about {variant.setup_s:.0f} s" if variant.setup_s else ""
                 raise Refused("over_budget", f"time was up before its turn{took}; variants.max_seconds gives more")
             if variant.words in given_up:
-                raise Refused("failed", "it has ended the GPU for its process before, and is not tried again")
+                raise Refused("failed", "it has lost the GPU before, and is not tried again")
             with naming_loss(variant.words):
                 made.append(_made(variant, shop, timer))
         except Exception as error:  # torch, a compiler, or files of any kind may raise anything
@@ -155,6 +155,7 @@ def _attention(way: Way, texts: Sequence[str]) -> str | Missing:
         with torch.inference_mode():
             return attention_backend(way.work(texts) if way.work else lambda: way.logits(texts))
     except Exception as error:  # a model, and torch's profiler, may raise anything
+        raise_if_lost(error)
         return Missing(f"its operators could not be recorded ({first_line(error)})")
 
 
