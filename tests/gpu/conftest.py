@@ -83,8 +83,10 @@ def _is_here(config: pytest.Config) -> Iterator[bool]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool:
-    """Run a check in a process of its own, and tell its line."""
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Run a check in a process of its own, and tell its line; leave other tests to whom they are for."""
+    if not item.path.is_relative_to(HERE):
+        return None  # pytest calls this hook of every folder for every test
     began = time.monotonic()
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = _run(item)
