@@ -66,15 +66,8 @@ class GpuEnergy:
 
     def joules(self) -> float:
         """Return the sum since the driver was loaded; raises OSError where one has no such counter."""
-        return self._sum(lambda source: source.joules())
-
-    def limit_w(self) -> float:
-        """Return the watts that they may take together; raises OSError where the driver does not tell."""
-        return self._sum(lambda source: source.limit_w())
-
-    def _sum(self, of: Callable[[DriverSource], float]) -> float:
         try:
-            return sum(map(of, self._sources))
+            return sum(source.joules() for source in self._sources)
         except DeviceLostError as lost:  # who measures on it is told by itself
             raise OSError(str(lost)) from lost
 

@@ -35,6 +35,7 @@ POSSIBLE = {
     "gpu_processes": (0, 2**22),
 }
 GPU_IS_LOST = 15  # nvmlReturn_t
+MOST_J = 1e15  # that a GPU may have taken: a driver may answer 2**64 - 1 mJ
 
 
 class DeviceLostError(BaseException):
@@ -104,9 +105,6 @@ class DriverSource:
     def _joules(self) -> float:
         raise NotImplementedError
 
-    def _limit_w(self) -> float:
-        raise LookupError("no power limit is read here")
-
     def read(self) -> dict[str, float]:
         """Return what the driver gives; what it refuses, or cannot mean, is noted in `reasons`.
 
@@ -139,22 +137,12 @@ class DriverSource:
 
         Raises DeviceLostError as `read` does.
         """
-        return self._number(self._joules, 0, 1e15)
-
-    def limit_w(self) -> float:
-        """Return the watts that the driver lets the GPU take; raises OSError where it does not tell.
-
-        Raises DeviceLostError as `read` does.
-        """
-        return self._number(self._limit_w, *POSSIBLE["gpu_power_w"])
-
-    def _number(self, ask: Callable[[], float], least: float, most: float) -> float:
         try:
-            answer = float(ask())
+            answer = float(self._joules())
         except Exception as error:  # as in `read`
             raise OSError(self._told(error)) from error
-        if not least <= answer <= most:
-            raise OSError(f"{self.library} answered {answer:g}, which no GPU has")
+        if not 0 <= answer <= MOST_J:
+            raise OSError(f"{self.library} answered {answer:g} J, which no GPU has taken")
         return answer
 
     def _told(self, error: Exception) -> str:
@@ -217,9 +205,6 @@ class NvmlSource(DriverSource):
 
     def _joules(self) -> float:
         return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._undivided())) / 1e3
-
-    def _limit_w(self) -> float:
-        return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._undivided())) / 1e3
 
     def _getters(self) -> dict[str, Callable[[], float | None]]:
         nvml, handle, whole = self._nvml, self._handle, self._whole

@@ -87,12 +87,10 @@ def standing(number: str, config: Config, layout: Layout, resumes: bool, here_s:
 
 def energy_wh(minutes: float, config: Config) -> float | Missing:
     """Return the most that the GPUs may take in so many minutes, by the limit that their driver holds them to."""
-    if not has_gpu(config):
-        return Missing("no GPU whose driver tells its power limit")
-    try:
-        return gpu_energy().limit_w() * minutes / 60
-    except OSError as error:
-        return Missing(str(error))
+    limits = [gpu.get("power_limit_w") for gpu in environment.machine()["gpus"]] if has_gpu(config) else []
+    if not limits or None in limits:
+        return Missing(environment.machine().get("gpus_reason") or "no GPU whose driver tells its power limit")
+    return sum(limits) * minutes / 60
 
 
 def minutes(seconds: float) -> str:

@@ -17,6 +17,7 @@ from boundby import __version__, environment, files
 from boundby.cli import PACKAGE, PIPELINE
 from boundby.energy import gpu_energy
 from boundby.known import Missing, known
+from boundby.sampler import DeviceLostError
 from utils import contents
 from utils.artifacts import Layout, started_at
 from utils.config import AUTO, QUICKSTART, Config
@@ -382,7 +383,7 @@ def joules_so_far(layout: Layout) -> float | Missing:
 def _joules() -> float | Missing:
     try:
         return gpu_energy().joules()
-    except OSError as error:
+    except (OSError, DeviceLostError) as error:  # the step that has lost its GPU says so itself
         return Missing(str(error))
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from boundby import energy, environment
 from boundby.energy import EnergyMeter, EnergyUse, GpuEnergy, RaplCounter
-from boundby.sampler import DeviceLostError, DriverSource
+from boundby.sampler import DeviceLostError, DriverSource, NoSource
 from boundby.timer import Timer
 
 POLL_S = 1 / 1024  # one look at the counter
@@ -204,3 +205,59 @@ def test_what_a_lost_gpu_has_taken_is_not_known_and_hides_no_error(monkeypatch):
     monkeypatch.setattr("boundby.energy.nvml_source", lambda uuid: Lost(OSError))
     with pytest.raises(OSError, match="GPU is lost"):
         GpuEnergy(["GPU-0"]).joules()
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Set the GPUs of a machine, a letter each for their kinds; gives those that are read, whose joules are 1, 10, ..."""
+    energy.gpu_energy.cache_clear()
+    read: list[str] = []
+
+    class Source(DriverSource):
+        def __init__(self, uuid: str) -> None:
+            self.uuid = uuid
+
+        def joules(self) -> float:
+            read.append(self.uuid)
+            return 10.0 ** int(self.uuid.removeprefix("GPU-"))
+
+    def source(uuid: str) -> Source | NoSource:
+        return Source(uuid) if uuid.startswith("GPU-") else NoSource("NVML: Not Found")
+
+    def machine(kinds: str, visible: str | None) -> list[str]:
+        known = [{"name": kind, "uuid": f"GPU-{at}"} for at, kind in enumerate(kinds)]
+        monkeypatch.setattr(environment, "machine", lambda: {"gpus": known})
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        return read
+
+    monkeypatch.setattr(energy, "nvml_source", source)
+    yield machine
+    energy.gpu_energy.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "visible", "joules"),
+    [("A", None, 1.0), ("AAA", None, 111.0), ("AAA", "1", 10.0), ("AAA", "2,0", 101.0), ("AB", "GPU-1", 10.0)],
+)
+def test_the_energy_is_that_of_the_gpus_that_this_process_may_use(gpus, kinds, visible, joules):
+    gpus(kinds, visible)
+    assert energy.gpu_energy().joules() == joules
+
+
+@pytest.mark.parametrize(
+    ("kinds", "visible", "why"),
+    [
+        ("", None, "there is no GPU"),
+        ("A", "", "there is no GPU"),
+        ("AB", "1", "numbers GPUs that differ"),
+        ("A", "7", "NVML: Not Found"),
+        ("A", "MIG-1", "NVML: Not Found"),
+    ],
+)
+def test_energy_of_gpus_that_are_not_known_is_none(gpus, kinds, visible, why):
+    read = gpus(kinds, visible)
+    with pytest.raises(OSError, match=why):
+        energy.gpu_energy()
+    assert read == []

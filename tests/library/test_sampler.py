@@ -490,10 +490,10 @@ def test_a_gpu_that_is_lost_to_the_driver_ends_the_thread_and_is_told_to_who_mea
         sampler.now()
 
 
-def test_what_a_gpu_may_take_has_a_reason_where_the_driver_does_not_tell_it(monkeypatch):
+def test_energy_has_a_reason_where_the_driver_answers_what_no_gpu_has_taken(monkeypatch):
     nvml = FakeNvml(GPU)
     source = source_of(monkeypatch, nvml)
-    for answer in (0, 2**32 - 1, "[N/A]", None):
-        nvml.nvmlDeviceGetEnforcedPowerLimit = nvml.nvmlDeviceGetPowerManagementLimit = lambda *_, answer=answer: answer
+    for answer in (-1, 2**64 - 1, "[N/A]", None):
+        nvml.nvmlDeviceGetTotalEnergyConsumption = lambda *_, answer=answer: answer
         with pytest.raises(OSError, match="NVML"):
-            source.limit_w()
+            source.joules()

@@ -11,11 +11,13 @@ import sys
 import threading
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
 
 from boundby import files
+from boundby.sampler import DeviceLostError
 from utils import artifacts, cli, estimate, steps
 from utils.console import Console, log_to, stop_logging
 from utils.errors import EnvironmentLacksError, InputError
@@ -636,6 +638,15 @@ def test_energy_that_nobody_can_tell_is_null_with_a_reason_for_the_rest_of_the_r
     Counter(monkeypatch, 1.0, 2.0)
     assert run(under_way, nothing, number="03") == 0
     assert "Wh" not in said_at_the_end(capsys) and record(under_way)["energy"]["joules"] is None
+
+
+def test_a_gpu_that_is_lost_for_the_counter_ends_no_step(under_way, monkeypatch):
+    def lost() -> float:
+        raise DeviceLostError("NVML: GPU is lost")
+
+    monkeypatch.setattr(steps, "gpu_energy", lambda: SimpleNamespace(joules=lost))
+    assert run(under_way, measure, *QUICK) == 0
+    assert record(under_way)["energy"]["reason"] == "NVML: GPU is lost"
 
 
 def test_the_card_that_step_02_has_drawn_is_ours_though_step_04_has_not_run(workplace, capsys):
