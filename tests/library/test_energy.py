@@ -209,7 +209,7 @@ def test_what_a_lost_gpu_has_taken_is_not_known_and_hides_no_error(monkeypatch):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Set the GPUs of a machine, a letter each for their kinds; gives those that are read, whose joules are 1, 10, ..."""
+    """Set the GPUs of a machine, a letter for each kind; gives those that are read. Their joules are 1, 10, 100."""
     energy.gpu_energy.cache_clear()
     read: list[str] = []
 
