@@ -214,7 +214,7 @@ def test_what_the_checks_import_asks_for_no_gpu():
         "import sys, torch, traceback\n"
         "def asked(*_, **__): traceback.print_stack(); sys.exit(1)\n"
         "for name in ('device_count', 'is_available', '_lazy_init'): setattr(torch.cuda, name, asked)\n"
-        "import tests.gpu.test_card, tests.gpu.test_models, tests.gpu.test_programs"
+        "import tests.gpu.subject, tests.gpu.test_card, tests.gpu.test_models, tests.gpu.test_programs"
     )
     known = environment(H100, {**os.environ, "PYTHONPATH": str(ROOT)})
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=known, capture_output=True, text=True)
