@@ -178,6 +178,20 @@ def test_a_check_for_which_no_time_is_left_is_not_here_and_no_failure(tmp_path):
     assert {(line["verdict"], line["why"]) for line in found} == {("not here", "no time was left for it")}
 
 
+def test_other_tests_of_the_same_run_are_run_as_ever(tmp_path):
+    checks = tmp_path / "checks"
+    checks.mkdir()
+    (checks / "conftest.py").write_text(CONFTEST.format("{}", 480.0))
+    (checks / "test_scratch.py").write_text(SCRATCH)
+    other = "import os\ndef test_it(): open('ran', 'w').write(str(os.getppid()))\n"
+    (tmp_path / "test_other.py").write_text(other)
+    alone = ["-c", os.devnull, "--rootdir", tmp_path, "-k", "it or fine", "--lines", tmp_path / "lines.jsonl"]
+    done = pytest_in(tmp_path, *alone, checks / "test_scratch.py", tmp_path / "test_other.py")
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+    assert (tmp_path / "ran").read_text() == str(os.getpid()), "in the process of pytest"
+    assert [line["name"] for line in lines_in(tmp_path / "lines.jsonl")[1:]] == ["fine"]
+
+
 def test_a_card_that_cannot_be_used_is_one_line_and_3(tmp_path):
     done = scratch(tmp_path, card='"the GPU cannot be used: CUDA error: device busy"')
     assert (done.returncode, done.stdout) == (3, "")
