@@ -267,12 +267,6 @@ def test_a_gpu_that_fails_in_the_sweep_ends_as_expected_on_the_stand_in(tmp_path
     assert found == {"a gpu that is lost in the sweep": "ok"}
 
 
-@pytest.mark.truth
-def test_the_pipeline_is_as_expected_on_the_stand_in(tmp_path):
-    found = on_the_double(tmp_path, H100.slower(2000, host=20), "tests/gpu/test_programs.py", "-k", "pipeline")
-    assert verdicts(found) == {"the pipeline": "ok"}
-
-
 class Judged(list):
     """Stands in for `measured`: keeps the value that a check has handed over."""
 
