@@ -122,6 +122,7 @@ def _diagnosed(row: dict[str, Any], gpu: bool) -> dict[str, Any]:
         peak_flops_per_s=configured.flops_per_s,
         energy_j=300 * per_sample_s if gpu else unknown,  # watts, 60 of them idle
         energy_net_j=240 * per_sample_s if gpu else unknown,
+        attention_backend="mem_efficient" if gpu else "flash",
     )
     return finding.fill(row)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests import classifiers
 from tests.gpu_double import H100, environment
-from tests.tiny_models import LABELS, WORDS, save_tokenizer
+from tests.tiny_models import LABELS, WORDS
 
 pytestmark = pytest.mark.timeout(900)  # one run of all steps, of a minute and a half where nothing else runs
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,11 +39,12 @@ def save_model(folder: Path) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-    save_tokenizer(folder, pad_token="[PAD]", model_max_length=512)
+    tokenizer = classifiers.tokenizer(list(WORDS))
+    tokenizer.save_pretrained(folder)
     config = Qwen2Config(
-        vocab_size=len(WORDS) + 3, hidden_size=64, intermediate_size=172, num_hidden_layers=LAYERS,
-        num_attention_heads=4, num_key_value_heads=2, pad_token_id=2, id2label=dict(enumerate(LABELS)),
-        label2id={name: index for index, name in enumerate(LABELS)},
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=172, num_hidden_layers=LAYERS,
+        num_attention_heads=4, num_key_value_heads=2, pad_token_id=tokenizer.pad_token_id,
+        id2label=dict(enumerate(LABELS)), label2id={name: index for index, name in enumerate(LABELS)},
     )  # fmt: skip
     torch.manual_seed(0)
     model = Qwen2ForSequenceClassification(config)
@@ -59,7 +61,7 @@ def save_texts(path: Path, rows: int) -> Path:
         writer = csv.writer(file)
         writer.writerow(["text", "labels"])
         for row in range(rows):
-            words = min(60, max(3, int(chance.lognormvariate(2.5, 0.5))))
+            words = min(30, max(3, int(chance.lognormvariate(2.0, 0.5))))
             writer.writerow([" ".join(chance.choices(WORDS, k=words)), LABELS[row % len(LABELS)]])
     return path
 

@@ -474,7 +474,7 @@ def _as_pipeline_error(
 
 def _lost(error: Exception | DeviceLostError) -> str | None:
     """Return how the GPU was lost for this process; None where it was not."""
-    if "torch" not in sys.modules:
+    if sys.modules.get("torch") is None:  # it is not installed, or nothing has needed it
         return str(error) if isinstance(error, DeviceLostError) else None
     from boundby.device import raise_if_lost
 

@@ -33,6 +33,7 @@ IMPORTED_AS = {
 BROUGHT_BY_THE_CALLER = {"torch", "transformers", "accelerate", "lightning", "ray", "streamlit", "altair"}
 BROUGHT_BY_THE_CALLER |= {"nncf", "onnx", "onnxruntime", "openvino", "mlflow", "wandb", "tensorboard", "tokenizers"}
 WITH_ROCM = {"amdsmi"}  # it comes with the driver, in its version
+BROUGHT_BY_THE_CALLER |= {"torchao"}  # for fp8, in the version that fits their torch
 
 
 def requirements(name: str) -> list[str]:
