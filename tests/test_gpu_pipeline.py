@@ -86,8 +86,9 @@ def run(tmp_path_factory) -> Run:
         f"model.name={save_model(folder / 'model')}", "dataset.hf_name=null",
         f"dataset.file={save_texts(folder / 'texts.csv', 96)}", f"dataset.local_path={folder / 'data' / 'val.csv'}",
         f"output.results_dir={folder / 'results'}", "profiling.batch_sizes=[1,16]", "profiling.num_warmup_runs=1",
-        "profiling.num_measurement_runs=2", "profiling.max_seconds_per_batch_size=2", "trace.warmup_steps=1",
+        "profiling.num_measurement_runs=4", "profiling.max_seconds_per_batch_size=2", "trace.warmup_steps=1",
         "trace.active_steps=1", "layers.num_runs=2", "layers.warmup_runs=1", "variants.max_seconds=5",
+        "evaluation.min_agreement=0.5",  # labels of random weights are near ties: they differ in another dtype
     ]  # fmt: skip
     child = subprocess.run(
         [sys.executable, "run_pipeline.py", *arguments],
@@ -116,7 +117,9 @@ def test_every_gpu_column_of_every_row_is_there(run, column):
 def test_a_model_of_more_launches_than_a_queue_holds_has_the_device_s_time(run):
     for row in run.metrics["batch_sizes"]:
         assert 0 < row["device_per_batch_ms"] < row["latency_per_batch_ms_mean"]
-        assert row["enqueue_per_batch_ms"] == pytest.approx(1109 * CARD.launch_s * 1e3, rel=0.05)
+        assert row["enqueue_per_batch_ms"] > CARD.queue_depth * CARD.launch_s * 1e3
+    padded = run.metrics["batch_sizes"][-1]
+    assert padded["enqueue_per_batch_ms"] == pytest.approx(1109 * CARD.launch_s * 1e3, rel=0.01)
 
 
 def test_a_host_that_cannot_keep_up_is_said_and_a_graph_is_the_way_out(run):

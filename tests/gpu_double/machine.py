@@ -79,11 +79,25 @@ class Machine:
         self._numbers = itertools.count(1)
         self._correlations = itertools.count(1)
         self.began = self.now
+        self._alarms: dict[int, tuple[float, float, Callable[[], None]]] = {}  # interval, when it is due, what it does
 
     def read(self) -> float:
-        """Return the host's clock."""
+        """Return the host's clock; what was to be done at intervals is done first, once."""
         self.now += READ_S
+        due = [key for key, (_, at, _) in self._alarms.items() if at <= self.now]
+        for key in due:
+            interval, _, action = self._alarms[key]
+            self._alarms[key] = (interval, self.now + interval, action)
+            action()
         return self.now
+
+    def every(self, interval: float, key: int, action: Callable[[], None]) -> None:
+        """Have this done at intervals of the clock, as far as somebody reads it, until `never`."""
+        self._alarms[key] = (interval, self.now + interval, action)
+
+    def never(self, key: int) -> None:
+        """Have it done no more."""
+        self._alarms.pop(key, None)
 
     def sleep(self, seconds: float) -> None:
         """Let the host do nothing for a while."""

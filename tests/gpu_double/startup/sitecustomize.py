@@ -52,10 +52,34 @@ def begin():
     def _rest(module):
         return module.HostCounters.__init__.__defaults__[2:4] + (lambda: (0.0, 0),)
 
+    def sampled(module):  # a thread would read by the real clock: more or fewer values on another day
+
+        class Once:
+            def __init__(self):
+                self.is_set = False
+
+            def wait(self, interval):
+                before, self.is_set = self.is_set, True
+                return before
+
+        def enter(self):
+            def read():
+                self._stop = Once()
+                self._run()
+
+            if self.reason is None:
+                gpu_double._plugged[-1].every(self._interval_s, id(self), read)
+            return self
+
+        def leave(self, *exception):
+            gpu_double._plugged[-1].never(id(self))
+
+        module.Sampler.__enter__, module.Sampler.__exit__ = enter, leave
+
     def plug(module):
         gpu_double.plug_in(machine)
 
-    sys.meta_path.insert(0, Finder({"torch": plug, "boundby.disturbance": quiet}))
+    sys.meta_path.insert(0, Finder({"torch": plug, "boundby.disturbance": quiet, "boundby.sampler": sampled}))
 
 
 if os.environ.get("BOUNDBY_TEST_CARD"):
