@@ -13,9 +13,15 @@ LOGGERS = ("", "boundby", "py.warnings")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+LONGEST = ("test_gpu_pipeline.py", "test_planted_machines.py", "test_end_to_end.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest tests first: one of them at the end keeps a single worker busy for minutes."""
-    items.sort(key=lambda item: item.path.name != "test_end_to_end.py")
+    """Put the longest tests first: one of them at the end keeps a single worker busy for minutes.
+
+    Workers begin with the tests of a file in a row, so that what those share is made once.
+    """
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(autouse=True, scope="session")
