@@ -51,6 +51,16 @@ COMPUTING = (
     "nvidia-cudnn-cu12",
     "nvidia-cudnn-cu13",
 )
+ROUNDING_VARIABLES = (
+    "NVIDIA_TF32_OVERRIDE",
+    "ATEN_CPU_CAPABILITY",
+    "OMP_THREAD_LIMIT",
+    "OMP_DYNAMIC",
+    "GLIBC_TUNABLES",
+    "USE_HUB_KERNELS",
+    "PYTORCH_TUNABLEOP_ENABLED",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
 SETTINGS = (  # environment variables that change numbers; their values are harmless
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
@@ -59,17 +69,10 @@ SETTINGS = (  # environment variables that change numbers; their values are harm
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
     "HF_HUB_OFFLINE",
-    "NVIDIA_TF32_OVERRIDE",
     "CUDA_LAUNCH_BLOCKING",
-    "ATEN_CPU_CAPABILITY",
-    "OMP_THREAD_LIMIT",
-    "OMP_DYNAMIC",
-    "GLIBC_TUNABLES",
-    "USE_HUB_KERNELS",
-    "PYTORCH_TUNABLEOP_ENABLED",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "RAYON_NUM_THREADS",
     "LD_PRELOAD",
+    *ROUNDING_VARIABLES,
 )
 CPU_FACTS = Path("/proc/cpuinfo")
 MOST_BYTES, MOST_W, MOST_MHZ = 2**50, 1e4, 1e4  # that a GPU may answer: drivers also say 0xFFFFFFFF
@@ -89,17 +92,7 @@ ROUNDING_FAMILIES = (
     "TORCH_MKLDNN_",
 )
 FAMILIES = (*ROUNDING_FAMILIES, "KMP_", "GOMP_", "TORCHINDUCTOR_")
-ROUNDING = (
-    "NVIDIA_TF32_OVERRIDE",
-    "ATEN_CPU_CAPABILITY",
-    "OMP_THREAD_LIMIT",
-    "OMP_DYNAMIC",
-    "GLIBC_TUNABLES",
-    "USE_HUB_KERNELS",
-    "PYTORCH_TUNABLEOP_ENABLED",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    *ROUNDING_FAMILIES,
-)
+ROUNDING = (*ROUNDING_VARIABLES, *ROUNDING_FAMILIES)
 INSTRUCTIONS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "sme", "bf16", "i8mm", "fphp")  # how their names begin
 # Ends of names that say where to, not how; scikit-learn sets KMP_DUPLICATE_LIB_OK wherever it is imported.
 OFF_THE_NUMBERS = ("_VERBOSE", "_LOG", "_DIR", "_PATH", "_FILE", "_LIB_OK")

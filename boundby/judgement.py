@@ -409,7 +409,8 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
         """Return the bound, and the time that this limit alone needs over the time measured."""
         times, attribution = self.times, self.attribution
         isolated, working = times.isolated_s.value, times.working_s.value
-        for kind, seconds in self.brought.items():
+        if self.brought:
+            kind, seconds = next(iter(self.brought.items()))
             return kind, seconds / (seconds + isolated)
         if self._waits_for_host():
             return "launch", min(1.0, (times.enqueue_s or isolated - working) / isolated)

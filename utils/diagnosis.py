@@ -194,7 +194,7 @@ class _Case:
         batch = selection.reference(self.row["batch_size"])
         work = self._call(batch)
         candidates, untried = self._candidates(batch, work)
-        host = batch.to(torch.device("cpu"))
+        on_host = batch.to(torch.device("cpu")) if is_gpu(self.device) else None
         others = [row["batch_size"] for row in self.measured if row is not self.row]
         extras = Extras(
             shape=(batch.shape.samples, batch.shape.tokens),
@@ -204,7 +204,7 @@ class _Case:
             batch_sizes={size: selection.reference(size).shape.tokens for size in others},
             candidates=candidates,
             tried=tried.joined(Tried(untried=tuple(untried))),
-            bring=(lambda: host.to(self.device)) if is_gpu(self.device) else None,
+            bring=(lambda: on_host.to(self.device)) if on_host else None,
             bare=_cut(subject.model, batch, batch.shape.tokens) if is_gpu(self.device) else None,
             release=lambda: release_memory(self.device),
             replay_s=subject.replay_s,

@@ -7,7 +7,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from .card import Card
 
@@ -185,11 +184,6 @@ class Machine:
         queue.pending.append(queue.free_at)
         return queue.free_at
 
-    def wait(self, other: float) -> None:
-        """Let the current stream begin nothing before the device's time `other`."""
-        queue = self.queues[self.current]
-        queue.free_at = max(queue.free_at, other)
-
     def synchronize(self, stream: int | None = None) -> None:
         """Let the host wait for one stream, or for all."""
         self.check()
@@ -292,12 +286,3 @@ class Machine:
     def watts(self) -> float:
         """Return the power that its utilisation asks for."""
         return self.card.idle_w + (self.card.power_limit_w * 0.9 - self.card.idle_w) * self.utilization_pct() / 100
-
-    def describe(self) -> dict[str, Any]:
-        """Return counters for a test to look at."""
-        return {
-            "launches": self.launches,
-            "host_reads": self.host_reads,
-            "blocked_s": self.blocked_s,
-            "copied_bytes": self.copied_bytes,
-        }

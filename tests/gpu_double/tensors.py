@@ -469,9 +469,6 @@ def _copied_into(target: torch.Tensor, source: torch.Tensor, is_async: bool) -> 
     return target
 
 
-_pinned: "weakref.WeakSet[Any]" = weakref.WeakSet()
-
-
 def pin(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a host tensor in memory that the card reads by itself."""
     copied = tensor.clone()
