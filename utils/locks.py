@@ -1,4 +1,4 @@
-"""Hold the lock of a file. A wait has a limit and a word, and who holds the lock is named."""
+"""Hold the lock of a file; a wait has a limit and is announced."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ AT_ONCE_S = 1.0  # in which a short piece of work ends, so that nothing need be 
 def held(path: Path, limit_s: float, note: Callable[[str], object], way_out: str) -> Iterator[None]:
     """Hold the lock at `path` in the block; one that is not free is waited for `limit_s` at most, which `note` is told.
 
-    Raises InputError, with its holder and the `way_out`, when it is not free by then, and EnvironmentLacksError where
+    Raises InputError, with the `way_out`, when it is not free by then, and EnvironmentLacksError where
     the file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,11 +30,11 @@ def held(path: Path, limit_s: float, note: Callable[[str], object], way_out: str
             except Timeout:
                 if limit_s <= AT_ONCE_S:
                     raise
-                note(f"waiting for {holder(path)}, which works in {path.parent}, for {limit_s / 60:.0f} min at most")
+                note(f"waiting for another program, which works in {path.parent}, for {limit_s / 60:.0f} min at most")
                 lock.acquire(timeout=limit_s)
     except Timeout:
         waited = f" for {limit_s / 60:.0f} min" if limit_s else ""
-        raise InputError(f"{path.parent}: {holder(path)} is writing there{waited}; {way_out}") from None
+        raise InputError(f"{path.parent}: another program is writing there{waited}; {way_out}") from None
     except OSError as error:
         if error.errno not in HAVE_NONE:
             raise
@@ -46,16 +46,3 @@ def held(path: Path, limit_s: float, note: Callable[[str], object], way_out: str
         yield
     finally:
         lock.release()
-
-
-def holder(path: Path) -> str:
-    """Return who holds the lock at `path`, for people: a process of this machine, or one that it cannot see."""
-    with contextlib.suppress(OSError):
-        inode = str(path.stat().st_ino)
-        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            kind, pid, place = (line.split()[index] for index in (1, -4, -3))
-            if kind == "FLOCK" and place.rpartition(":")[2] == inode and pid != "0":
-                command = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
-                script = next((Path(each).name for each in command if each.endswith(".py")), Path(command[0]).name)
-                return f"process {pid} ({script})"
-    return "a process of another machine or container"
