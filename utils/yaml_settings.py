@@ -2,94 +2,59 @@
 
 import copy
 import difflib
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from utils.errors import InputError
 
-MAX_DEPTH = 20  # of lists and sections in each other
-MOST = 2**53  # up to here a number is the same everywhere
 MAX_BYTES = 100_000  # a settings file has a few kB; more is not one, and would take ten seconds a MB
 MOST_PROBLEMS = 20  # that are listed
 SHOWN_CHARACTERS = 80  # of a wrong value
-PLAIN_TAGS = "tag:yaml.org,2002:"  # what YAML itself gives a value
-PYTHON_TAGS = f"{PLAIN_TAGS}python/"  # what would build Python objects
+COMMAND_LINE = "command line"
 
 Record = TypeVar("Record", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
+Marks = dict[KeyPath, str]  # where each key stands, as `file:line:column`
 Values = dict[str, Any]  # of a YAML, by section
 Adapt = Callable[[Values, Values, frozenset[str]], None]
-
-
-class Problem(NamedTuple):
-    """One mistake: where it stands, at which key, and what is wrong."""
-
-    place: str
-    key: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.key}: {self.text}" if self.key else f"{self.place}: {self.text}"
 
 
 def load(schema: type[Record], path: str | Path, overrides: Sequence[str] = (), adapt: Adapt | None = None) -> Record:
     """Return the settings of the YAML at `path`, each `key.sub=value` of `overrides` laid over it.
 
-    `adapt(stated, values, given)` may change the `values` before they are checked; it is told what the file states and
+    `adapt(stated, values, given)` may change the `values` before they are checked; it gets what the file states and
     which keys are overridden.
 
     Raises InputError that lists every mistake as `file:line:column: key: problem`.
     """
-    root = _compose(Path(path))
-    places: dict[KeyPath, str] = {}
-    problems: list[Problem] = []
-    values = _construct(root, str(path), (), places, problems)
-    if not isinstance(values, dict):
+    file, marks = str(path), Marks()
+    root, stated = _parsed(_text(Path(path)), file)
+    if not isinstance(stated, dict):
         raise InputError(f"{path}: holds no settings; expected keys such as 'model:'")
-    stated = copy.deepcopy(values)
+    problems = _noted(root, file, (), marks)
+    values = copy.deepcopy(stated)
     for override in overrides:
-        _apply(override, values, places, problems)
+        try:
+            _lay_over(override, values, marks)
+        except InputError as error:
+            problems.append(str(error))
     if adapt:
         adapt(stated, values, frozenset(override.partition("=")[0] for override in overrides))
     try:
         settings = schema.model_validate(values)
     except ValidationError as error:
-        problems += [_explain(detail, schema, str(path), places) for detail in error.errors(include_url=False)]
+        problems += [_explained(detail, schema, file, marks) for detail in error.errors(include_url=False)]
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise InputError("\n".join([*map(str, problems[:MOST_PROBLEMS]), f"{count}; nothing was run"]))
+        raise InputError("\n".join([*problems[:MOST_PROBLEMS], f"{count}; nothing was run"]))
     return settings
 
 
-class _Loader(yaml.SafeLoader):
-    """Stops at an alias and at the first level that is too deep, before either costs anything.
-
-    Nested aliases make a small file expand to gigabytes, and the time of nested brackets grows with their square.
-    """
-
-    _depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the node that begins here. Raises ComposerError for what no setting needs."""
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent):
-            refused = f"aliases (*{event.anchor}) are not allowed here"
-            raise yaml.composer.ComposerError(None, None, refused, event.start_mark)
-        if self._depth > MAX_DEPTH + 1:
-            refused = f"nested deeper than {MAX_DEPTH} levels, which no setting is"
-            raise yaml.composer.ComposerError(None, None, refused, event.start_mark)
-        self._depth += 1
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-
-def _compose(path: Path) -> yaml.Node | None:
+def _text(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: is not a file; a configuration is one")
@@ -102,113 +67,90 @@ def _compose(path: Path) -> yaml.Node | None:
     if len(content) > MAX_BYTES:
         raise InputError(f"{path}: has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}")
     try:
-        return yaml.compose(content.decode("utf-8"), Loader=_Loader)
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 (byte {error.start}); save it as UTF-8") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        said = "" if isinstance(error, yaml.composer.ComposerError) else "is not YAML: "
-        raise InputError(f"{place}: {said}{error.problem}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
 
 
-def _construct(
-    node: yaml.Node | None, file: str, key: KeyPath, places: dict[KeyPath, str], problems: list[Problem]
-) -> Any:
-    """Return the plain value of `node`; note where each key stands and which keys are given twice."""
-    if node is not None and len(key) > MAX_DEPTH:
-        place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-        problems.append(Problem(place, _dotted(key[:1]), f"is nested deeper than {MAX_DEPTH} levels"))
-        return None
-    if node is not None and (not node.tag.startswith(PLAIN_TAGS) or node.tag.startswith(PYTHON_TAGS)):
-        place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-        problems.append(Problem(place, _dotted(key), f"tags are not allowed here (got {_shown(node.tag)})"))
-        return None
-    if isinstance(node, yaml.MappingNode):
-        values: dict[str, object] = {}
-        for name_node, value_node in node.value:
-            name = str(name_node.value) if isinstance(name_node, yaml.ScalarNode) else "?"
-            place = f"{file}:{name_node.start_mark.line + 1}:{name_node.start_mark.column + 1}"
-            inner = (*key, name)
-            if name in values:
-                problems.append(Problem(place, _dotted(inner), f"duplicate key; it first stands at {places[inner]}"))
-                continue
-            places[inner] = place
-            values[name] = _construct(value_node, file, inner, places, problems)
-        return values
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            places[(*key, index)] = f"{file}:{item.start_mark.line + 1}:{item.start_mark.column + 1}"
-        return [_construct(item, file, (*key, i), places, problems) for i, item in enumerate(node.value)]
-    if node is None:
-        return None
-    return _scalar(node, file, key, problems)
+class _Loader(yaml.SafeLoader):
+    """Stops at an alias: a few nested ones make a small file expand to gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, f"aliases (*{event.anchor}) are refused", event.start_mark)
+        return super().compose_node(parent, index)
 
 
-def _scalar(node: yaml.Node, file: str, key: KeyPath, problems: list[Problem]) -> Any:
-    loader = yaml.SafeLoader("")
+def _parsed(text: str, place: str) -> tuple[yaml.Node | None, Any]:
+    """Return the node and the value of a YAML. Raises InputError that names the line."""
+    loader = None
     try:
-        value = loader.construct_object(node, deep=True)
-        if fault := _fault(value):
-            place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-            problems.append(Problem(place, _dotted(key), f"{fault} (got {_shown(node.value)})"))
-        return value
-    except (yaml.YAMLError, ValueError) as error:  # an unsafe tag, an impossible date
-        place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-        problems.append(Problem(place, _dotted(key), f"{getattr(error, 'problem', None) or error}"))
-        return None
+        loader = _Loader(text)  # refuses characters that no YAML holds
+        root = loader.get_single_node()
+        return root, None if root is None else loader.construct_document(root)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that does not exist
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = f":{mark.line + 1}:{mark.column + 1}" if mark and place != COMMAND_LINE else ""
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise InputError(f"{place}{line}: is not YAML: {problem}") from None
     finally:
-        loader.dispose()
+        if loader:
+            loader.dispose()
 
 
-def _fault(value: Any) -> str | None:
-    """Return what makes a value one that no setting can have."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "is no finite number"
-    if isinstance(value, int) and abs(value) > MOST:
-        return f"is larger than {MOST}"
-    return "holds a NUL character" if isinstance(value, str) and "\0" in value else None
+def _noted(node: yaml.Node | None, file: str, key: KeyPath, marks: Marks) -> list[str]:
+    """Note in `marks` where each key below `node` stands; return the problems, such as a key that stands twice."""
+    problems = []
+    children: list[tuple[str | int, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [(str(name.value), name, value) for name, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(index, item, item) for index, item in enumerate(node.value)]
+    for name, start, value in children:
+        inner, mark = (*key, name), f"{file}:{start.start_mark.line + 1}:{start.start_mark.column + 1}"
+        if inner in marks:
+            problems.append(f"{mark}: {_dotted(inner)}: duplicate key; it first stands at {marks[inner]}")
+        marks.setdefault(inner, mark)
+        problems += _noted(value, file, inner, marks)
+    return problems
 
 
-def _apply(override: str, values: dict[str, object], places: dict[KeyPath, str], problems: list[Problem]) -> None:
-    """Lay one `key.sub=value` over the values read from the file."""
-    place = "command line"
+def _lay_over(override: str, values: Values, marks: Marks) -> None:
+    """Lay one `key.sub=value` over the values of the file. Raises InputError."""
     name, equals, text = override.partition("=")
     keys = tuple(name.split("."))
     if not equals or not all(keys):
-        problems.append(Problem(place, "", f"{override!r} is not of the form key.sub=value"))
-        return
+        raise InputError(f"{COMMAND_LINE}: {override!r} is not of the form key.sub=value")
     try:
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        problems.append(Problem(place, name, f"the value is not YAML: {problem} (got {_shown(text)})"))
-        return
+        _, value = _parsed(text, COMMAND_LINE)
+    except InputError as error:
+        problem = str(error).removeprefix(f"{COMMAND_LINE}: ")
+        raise InputError(f"{COMMAND_LINE}: {name}: the value {problem} (got {_shown(text)})") from None
     section = values
     for depth, key in enumerate(keys[:-1], start=1):
         if not isinstance(section.get(key), dict):
             section[key] = {}
-            places[keys[:depth]] = place
+            marks[keys[:depth]] = COMMAND_LINE
         section = section[key]
-    for known in [known for known in places if known[: len(keys)] == keys]:
-        del places[known]
-    places[keys] = place
-    section[keys[-1]] = _construct(node, place, keys, {}, problems)
+    for known in [known for known in marks if known[: len(keys)] == keys]:
+        del marks[known]
+    marks[keys] = COMMAND_LINE
+    section[keys[-1]] = value
 
 
-def _explain(detail: Any, schema: type[BaseModel], file: str, places: dict[KeyPath, str]) -> Problem:
+def _explained(detail: Any, schema: type[BaseModel], file: str, marks: Marks) -> str:
     key: KeyPath = tuple(part for part in detail["loc"] if not _is_union_branch(part))
-    place = next((places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places), file)
+    place = next((marks[key[:n]] for n in range(len(key), 0, -1) if key[:n] in marks), file)
+    where = f"{place}: {_dotted(key)}: " if key else f"{place}: "
     if detail["type"] == "extra_forbidden":
-        return Problem(place, _dotted(key), "unknown key" + _suggestion(key, schema))
+        return f"{where}unknown key{_suggestion(key, schema)}"
     if detail["type"] == "missing":
-        return Problem(place, _dotted(key), "is missing")
+        return f"{where}is missing"
     text = detail["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:] if detail["type"] != "value_error" else text
     shown = "" if isinstance(detail["input"], dict | BaseModel) else f" (got {_shown(detail['input'])})"
-    return Problem(place, _dotted(key), text + shown)
+    return f"{where}{text}{shown}"
 
 
 def _is_union_branch(part: str | int) -> bool:

@@ -110,12 +110,6 @@ def config_of(tmp_path: Path, text: str) -> Path:
     return tmp_path / "config.yaml"
 
 
-@pytest.mark.parametrize("text", [f"model: {'[' * 3000}{']' * 3000}", f"model: {'[' * 30}{']' * 30}", "[" * 5000])
-def test_settings_have_a_bound_on_their_depth(tmp_path, text):
-    with pytest.raises(InputError, match="nested deeper than 20 levels|is not YAML"):
-        load(Config, config_of(tmp_path, text))
-
-
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev", "fifo"])
 def test_settings_are_read_from_files_alone(tmp_path, path):
     if path == "fifo":
@@ -128,11 +122,9 @@ def test_settings_are_read_from_files_alone(tmp_path, path):
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("profiling.max_seconds_per_batch_size=.inf", "is no finite number"),
-        ("targets.accuracy=.nan", "is no finite number"),
-        (f"profiling.num_measurement_runs=1{'0' * 400}", "is larger than"),
-        ('output.results_dir="a\\0b"', "holds a NUL character"),
-        (f"profiling.batch_sizes={'[' * 3000}", "nested too deeply|not YAML"),
+        ("profiling.max_seconds_per_batch_size=.inf", "should be a finite number"),
+        ("targets.accuracy=.nan", "should be a finite number"),
+        (f"profiling.batch_sizes={'[' * 3000}", "is not YAML"),
         ("output.results_dir=/proc/x", "is on no disk"),
         ("dataset.local_path=/dev/x.csv", "is on no disk"),
     ],
