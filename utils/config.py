@@ -22,12 +22,12 @@ from pydantic import (
 )
 
 from boundby.cli import PIPELINE
-from utils import tasks
 from utils.errors import InputError
 from utils.yaml_settings import Values, load
 
 SHIPPED = tuple(PIPELINE / "configs" / name for name in ("config.yaml", "quickstart.yaml"))  # of somebody else
 QUICKSTART = "quickstart"
+DEFAULT_TASK = "sequence_classification"
 SOURCES = ("hf_name", "file", "quickstart")
 OF_SOURCE = ("config_name", "split", "revision", "text_column", "label_column")  # they describe one dataset
 TEXT_COLUMN, LABEL_COLUMN = "text", "labels"
@@ -48,6 +48,7 @@ def _on_a_disk(name: str) -> str:
 Name = Annotated[str, StringConstraints(min_length=1)]
 # The shell leaves `~` alone in `model.name=~/x`.
 LocalOrHub = Annotated[Name, AfterValidator(lambda name: str(Path(name).expanduser()) if name[0] == "~" else name)]
+Task = Literal["sentence_embeddings", "sequence_classification"]  # the packages of utils/tasks/
 Dtype = Literal["float32", "bfloat16", "float16"]
 AUTO = "auto"  # of a dtype: the checkpoint's own, where the device multiplies in it
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
@@ -69,9 +70,9 @@ Column = PositiveInt | Name  # a number is the place of a column where the file 
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys are refused and values do not change."""
+    """A part of the settings: unknown keys and infinite numbers are refused, and values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Model(Section):
@@ -79,7 +80,7 @@ class Model(Section):
 
     name: LocalOrHub
     revision: Name | None = None
-    task: Literal[tasks.NAMES] = tasks.DEFAULT  # type: ignore[valid-type]
+    task: Task = DEFAULT_TASK
     device: Device = "auto"
     dtype: Literal["auto", Dtype] = "auto"
     matmul_precision: Literal["highest", "high", "medium"] = "highest"

@@ -11,8 +11,8 @@ import msgspec
 
 from boundby import files
 from boundby.verdict import Verdict
-from utils import tasks
 from utils.columns import MEASURED, MeasuredRow, NonNegative, Positive, Row, Size
+from utils.config import Task
 from utils.credentials import removed
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -151,7 +151,7 @@ class Model(TypedDict, total=False):
 
     name: str
     origin: str
-    task: Literal[tasks.NAMES]  # type: ignore[valid-type]
+    task: Task
     revision: str | None
     fingerprint: str
     type: str

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from boundby import files
-from utils import contents, tasks
+from utils import contents
 from utils.artifacts import Layout
-from utils.config import Config
+from utils.config import DEFAULT_TASK, Config
 from utils.credentials import removed
 from utils.data.checks import AcceptedRow, DatasetStatistics, TokenCounter, Validator
 from utils.data.columns import Name
@@ -194,7 +194,7 @@ def request_of(config: Config) -> dict[str, Setting]:
     request = {
         "model.name": config.model.name,
         "model.revision": config.model.revision,
-        **({} if config.model.task == tasks.DEFAULT else {"model.task": config.model.task}),  # older receipts lack it
+        **({} if config.model.task == DEFAULT_TASK else {"model.task": config.model.task}),  # older receipts lack it
         **{f"dataset.{key}": value for key, value in dataset.items()},
     }
     return removed(request)  # type: ignore[no-any-return]

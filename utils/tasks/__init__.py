@@ -16,12 +16,9 @@
 """
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 NO_LABELS = "to measure without labels, set dataset.label_column=null"
-DEFAULT = "sequence_classification"
-NAMES = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
 
 
 def of(name: str) -> Any:
