@@ -3,7 +3,7 @@
 Reads:  PROFILE...: the *_summary.json of a profile by layer, the *_metrics.jsonl or the dashboard beside it, a report
         of the pipeline, or the folder of one; a preset or a folder with a model is profiled first, here. Several are of
         one model on different kinds of nodes. FILE is of kind cpu or gpu by its device, KIND=FILE of the kind you name.
-        --nodes: the nodes. --trial: what scripts/run_plan.py kept of runs
+        --nodes: the nodes. --trial: what runs of a plan have kept
 Writes: nothing; with --picture the one file. The profile of a model that it profiles lies in results/profiles
 Exit:   0 fine · 1 a finding: no split fits · 2 usage or input
 
@@ -36,7 +36,7 @@ def add_arguments(parser) -> None:
         nargs="+",
         default=[],
         metavar="RUN",
-        help="PLAN.run.json of scripts/run_plan.py: what it has measured of stages, machine and links is planned with",
+        help="PLAN.run.json of a run: what it has measured of stages, machine and links is planned with",
     )
     parser.add_argument(
         "--objective",
@@ -46,7 +46,7 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--requests", type=int, metavar="M", help="how many requests are to be done soonest")
     parser.add_argument(
-        "--model", metavar="NAME_OR_FOLDER", help="where scripts/run_plan.py finds it (default: the profile's)"
+        "--model", metavar="NAME_OR_FOLDER", help="where a run of the plan finds it (default: the profile's)"
     )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the plan as a PNG")
 

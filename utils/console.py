@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from boundby.cli import as_typed
 from boundby.formatting import printable
 from utils import streams
 from utils.credentials import without
@@ -117,7 +116,7 @@ class Console:
             self._write(self.err, f"{time.strftime('%H:%M:%S')} still at work, {silent} since the line above")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        text = as_typed(without(printable(text)))
+        text = without(printable(text))
         LOGGER.info("%s", text)
         with self._lock:
             self._said = self._clock()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from boundby.cli import IS_INSTALLED, PIPELINE, as_typed
+from boundby.cli import COMMANDS, IS_INSTALLED, PIPELINE
 
 REMOVED = "***"
 # `//user:password@`; a password may hold "/", "@" or ":", but what begins with a port and a path is no user.
@@ -46,15 +46,12 @@ class Parser(argparse.ArgumentParser):
     """A command line whose usage errors repeat no credentials, and whose help names commands as they are typed here."""
 
     def __init__(self, *, description: str | None = None, **options: Any) -> None:
-        called = Path(sys.argv[0]).resolve()
-        if IS_INSTALLED and called.is_relative_to(PIPELINE):
-            options = {"prog": as_typed(f"python {called.relative_to(PIPELINE)}"), **options}
+        for word, (file, _) in COMMANDS.items() if IS_INSTALLED else ():
+            description = (description or "").replace(f"python {file}", f"boundby {word}")
+            if Path(sys.argv[0]).resolve() == PIPELINE / file:
+                options = {"prog": f"boundby {word}", **options}
         super().__init__(description=description, **options)
         self._is_documented = False
-
-    def format_help(self) -> str:
-        """Return the help, of the options too, with commands as they are typed here."""
-        return as_typed(super().format_help())
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and note whether an error is to be a document."""

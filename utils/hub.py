@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from boundby.cli import typed
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
 
-OFFLINE_DEFAULT = (
-    "without network, try the offline default: `make run` or `python run_pipeline.py --config configs/quickstart.yaml`"
-)
+OFFLINE_DEFAULT = f"without network, try the offline default: `{typed('run', '--config', 'configs/quickstart.yaml')}`"
 HEARTBEAT_S = 30.0
 
 

@@ -15,12 +15,13 @@ from typing import Any, Literal
 import msgspec
 
 from boundby import files
+from boundby.cli import typed
 from boundby.formatting import first_line
 from utils import contents, hub, tasks
-from utils.config import QUICKSTART, Model
+from utils.config import DEFAULT_TASK, QUICKSTART, Model
 from utils.errors import EnvironmentLacksError, InputError, require_installed
 
-DOWNLOAD = "run `python scripts/01_download_data.py` with the same --config and overrides"
+DOWNLOAD = f"run `{typed('download')}` with the same --config and overrides"
 CONFIG = "config.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 CODE = "*.py"
@@ -58,7 +59,7 @@ class ModelSource:
     origin: Literal["hub", "folder", "quickstart"]
     revision: str | None
     fingerprint: str
-    task: str = tasks.DEFAULT
+    task: str = DEFAULT_TASK
 
 
 def fetch(model: Model, quickstart_folder: Path, *, trust_remote_code: bool, progress: Progress) -> ModelSource:

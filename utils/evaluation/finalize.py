@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from boundby import files
+from boundby.cli import typed
 from utils import tasks
 from utils.artifacts import EvaluationFolder
 from utils.columns import MB
@@ -16,7 +17,7 @@ from utils.errors import PipelineError
 from utils.evaluation import parts, rows
 from utils.evaluation.plan import Plan
 
-RUN_COMMAND = "python scripts/evaluate.py run"
+RUN_COMMAND = typed("evaluate", "run")
 CHOICES = ("token_budget", "dtype", "precision", "strategy", "trim", "compile")  # of the plan, that the metrics repeat
 
 Span = tuple[float, float]  # start and length in seconds, by the clock of one machine

@@ -1,6 +1,5 @@
 """The page itself, which Streamlit runs from top to bottom for whoever opens it: `app.py RUNS STALL_SECONDS`."""
 
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from boundby.cli import typed
 from utils.monitor import tabs, text
 from utils.monitor.runs import Index, Reader, RunEntry, RunFolder
 from utils.monitor.tabs import Shown
@@ -78,8 +78,8 @@ def _explain_empty(root: Path) -> None:
     st.info("There is no run in this folder yet. This page shows one as soon as it begins to write.")
     st.text(f"Folder: {root}")
     st.text("A run is a folder with stage_times.json. To make one:")
-    command = "python scripts/profile_training.py --profiler on --epochs 2 --steps-per-epoch 50 --output"
-    st.code(f"{command} {shlex.quote(str(root / 'first'))}", language=None, wrap_lines=True)
+    flags = ("--profiler", "on", "--epochs", "2", "--steps-per-epoch", "50", "--output")
+    st.code(typed("train", *flags, str(root / "first")), language=None, wrap_lines=True)
 
 
 def _guarded(name: str, show: Callable[[], None]) -> None:

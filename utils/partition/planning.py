@@ -10,6 +10,7 @@ import msgspec
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from boundby import files
+from boundby.cli import typed
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
 from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, VirtualNode
@@ -157,7 +158,7 @@ def read_trials(paths: Sequence[Path]) -> list[Measured]:
             trials.append(files.read_as(path, Measured))
         except (OSError, ValueError) as error:
             raise InputError(
-                f"--trial {path}: no run of a plan ({error}); `python scripts/run_plan.py PLAN` keeps one"
+                f"--trial {path}: no run of a plan ({error}); `{typed('run-plan', 'PLAN')}` keeps one"
             ) from None
     return trials
 
@@ -276,7 +277,7 @@ def read_plan(path: Path, model: str | None = None) -> PlanFile:
 
     Raises InputError for a file that holds no plan to be run.
     """
-    again = "make it with `python scripts/plan_partition.py PROFILE --json`"
+    again = f"make it with `{typed('plan', 'PROFILE', '--json')}`"
     try:
         values = files.read_json(path)
     except FileNotFoundError:

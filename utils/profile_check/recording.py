@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from boundby import files
+from boundby.cli import typed
 from boundby.remarks import Remark
 from boundby.trace import OPERATOR_COLUMNS, Analysis, OpStat, analyze, read_trace
 from boundby.trace.decoding import MAX_JSON_BYTES
@@ -100,7 +101,7 @@ def receipt_of(subject: Subject) -> tuple[steps.Receipt | None, list[Check]]:
         return None, []
     if not path.exists():
         found = f"step {STEP} has started and not finished" if marker.exists() else f"step {STEP} left no receipt"
-        remedy = "wait for it, or python run_pipeline.py --from 3 --resume" if marker.exists() else None
+        remedy = f"wait for it, or {typed('run', '--from', '3', '--resume')}" if marker.exists() else None
         return None, [subject.fault("receipt", path, found, remedy)]
     try:
         receipt = steps.receipt_in(path)

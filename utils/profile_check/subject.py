@@ -6,6 +6,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from boundby.cli import typed
 from boundby.training import ranks_in
 from utils.artifacts import Layout
 from utils.cli import Run
@@ -66,7 +67,7 @@ class Subject:
     def again(self) -> str:
         """How to make the whole profile anew."""
         if self.is_pipeline:
-            return "make it again: python run_pipeline.py --from 3, with the settings of this run"
+            return f"make it again: {typed('run', '--from', '3')}, with the settings of this run"
         return "record it again"
 
     def resolved(self, recorded: str) -> Path:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from boundby import card as cards
 from boundby import files
-from boundby.cli import as_typed
 from boundby.formatting import clean, number
 from utils import steps
 from utils.cli import Run
@@ -79,8 +78,8 @@ def write(run: Run) -> Written:
     data = sources.read(run)
     made = report(data)
     pictures.draw(made.drawings)
-    files.write_text(run.layout.report, as_typed(plain_text.render(made.document)))
-    files.write_text(run.layout.html_report, as_typed(html_page.render(made.document)))
+    files.write_text(run.layout.report, plain_text.render(made.document))
+    files.write_text(run.layout.html_report, html_page.render(made.document))
     return Written(card.draw(data), sum(drawing.reason is None for drawing in made.drawings))
 
 

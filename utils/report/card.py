@@ -6,7 +6,6 @@ from pathlib import PurePath
 from boundby import card as cards
 from boundby import environment, files
 from boundby.card import Compared, Facts, Next, Rate
-from boundby.cli import as_typed
 from boundby.formatting import number
 from boundby.roofline import Interval
 from boundby.verdict import Verdict
@@ -22,7 +21,7 @@ def card(data: ReportData) -> list[str]:
 
 def draw(data: ReportData) -> str:
     """Write the card, and return it as one text."""
-    text = as_typed("\n".join(card(data)))
+    text = "\n".join(card(data))
     files.write_text(data.layout.card, f"{text}\n")
     return text
 

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import csv
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NotRequired, TypedDict, cast
 import msgspec
 
 from boundby import files
+from boundby.cli import typed
 from boundby.formatting import listed
 from boundby.known import Missing
 from boundby.layers.records import ModelProfile
@@ -22,7 +22,7 @@ from utils import steps, tasks
 from utils.artifacts import METRICS_VERSION, Layout
 from utils.cli import DEFAULT_CONFIG, Run
 from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
-from utils.config import AUTO, Config
+from utils.config import AUTO, DEFAULT_TASK, Config
 from utils.credentials import removed, without
 from utils.document import (
     Document,
@@ -66,13 +66,13 @@ class Command:
         return cls(None if path == DEFAULT_CONFIG else without(str(here)), tuple(map(without, args.overrides)), flags)
 
     def run(self, *arguments: str) -> str:
-        """Return `python run_pipeline.py` with the settings of this run; overrides in `arguments` replace its own."""
+        """Return the command `run` with the settings of this run; overrides in `arguments` replace its own."""
         flags = [argument for argument in arguments if "=" not in argument]
         overrides = [argument for argument in arguments if "=" in argument]
         replaced = {override.partition("=")[0] for override in overrides}
         kept = [override for override in self.overrides if override.partition("=")[0] not in replaced]
         config = ["--config", self.config] if self.config else []
-        return shlex.join(["python", "run_pipeline.py", *config, *self.flags, *flags, *kept, *overrides])
+        return typed("run", *config, *self.flags, *flags, *kept, *overrides)
 
 
 class Hardware(TypedDict):
@@ -184,7 +184,7 @@ class ReportData:
     @property
     def task(self) -> Any:
         """What the model is used for, which knows what a score is."""
-        return tasks.of(self.document["model"].get("task", tasks.DEFAULT))
+        return tasks.of(self.document["model"].get("task", DEFAULT_TASK))
 
     @property
     def is_on_gpu(self) -> bool:
@@ -242,7 +242,7 @@ def _document(path: Path, command: Command) -> Document:
     try:
         document = read_document(path, METRICS_VERSION)
         if document["full_dataset_metrics"]:
-            task = tasks.of(document["model"].get("task", tasks.DEFAULT))
+            task = tasks.of(document["model"].get("task", DEFAULT_TASK))
             shaped(document["full_dataset_metrics"], task.Scores)
         return cast(Document, removed(document))
     except FileNotFoundError:

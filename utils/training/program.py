@@ -11,6 +11,7 @@ from pathlib import Path
 
 import boundby.integrations
 from boundby import environment, files
+from boundby.cli import typed
 from utils.credentials import removed
 from utils.errors import InputError
 from utils.training import run_folder
@@ -78,4 +79,4 @@ def _closing(folder: Path, code: int) -> Iterator[str]:
         return
     yield from run_folder.lines(folder, ranks)
     yield from (f"{remark.what}: {remark.reason}" for remark in ranks[0].remarks)
-    yield f"\nin {folder}; beside others of yours: python scripts/monitor.py {folder.parent}"
+    yield f"\nin {folder}; beside others of yours: {typed('monitor', str(folder.parent))}"
