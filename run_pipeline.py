@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from boundby.cli import COMMANDS, IS_INSTALLED, typed
+from boundby.formatting import minutes
 from utils import streams
 from utils.credentials import REMOVED, Parser, without
 
@@ -315,12 +316,6 @@ def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: 
     if number == "01" and code == LACKING:
         say(f"offline default: {OFFLINE_DEFAULT}", "stderr")
     return again
-
-
-def minutes(seconds: float) -> str:
-    """Return a time as people say it."""
-    whole, rest = divmod(round(seconds), 60)
-    return f"{whole} min {rest:02d} s" if whole else f"{rest} s"
 
 
 def shown(file: str, arguments: Sequence[str]) -> str:

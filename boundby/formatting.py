@@ -50,6 +50,12 @@ def duration(seconds: float) -> str:
     return scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")))
 
 
+def minutes(seconds: float) -> str:
+    """Return a time in whole seconds: 4 min 05 s, 12 s."""
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole} min {rest:02d} s" if whole else f"{rest} s"
+
+
 def size(of_bytes: float) -> str:
     """Return a size in powers of 1,000: 1.23 GB, 45.6 MB, 768 B."""
     return scaled(of_bytes, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))

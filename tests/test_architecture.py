@@ -58,7 +58,9 @@ def test_packages_import_only_downwards():
         assert packages(ROOT / "utils" / f"{name}.py") <= {"boundby"}
     loaded = "import sys, run_pipeline; print([name for name in sys.modules if name.startswith(('utils.', 'boundby'))])"
     found = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True)
-    assert sorted(ast.literal_eval(found.stdout)) == ["boundby", "boundby.cli", "utils.credentials", "utils.streams"]
+    assert sorted(ast.literal_eval(found.stdout)) == [
+        "boundby", "boundby.cli", "boundby.formatting", "utils.credentials", "utils.streams"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", python_files("scripts"), ids=lambda path: path.name)

@@ -50,14 +50,10 @@ _FORBIDS = "{reason}; change its rights or its disk, or, for results, choose ano
 OF_THE_MACHINE = {  # what an OSError means for people, by its number
     errno.ENOSPC: "no space left on {disk}{space}; free some and add --resume",
     errno.EDQUOT: "this user's quota on {disk} is used up; free some and add --resume",
-    errno.EFBIG: "a file may not grow that large there; raise `ulimit -f`, or choose another disk, and add --resume",
     errno.EMFILE: "this process may open no more than {limit} files; raise `ulimit -n` and add --resume",
-    errno.ENFILE: "this machine may open no more files; end other programs and add --resume",
-    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "{reason}; choose another folder or file in the settings"),
-    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT), _FAILS),
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EMLINK), _FORBIDS
-    ),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), _FAILS),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR), _FORBIDS),
+    errno.ENAMETOOLONG: "{reason}; choose another folder or file in the settings",
 }
 
 

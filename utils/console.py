@@ -112,7 +112,7 @@ class Console:
         if self._progress is not None:
             self._progress.beat()
         else:
-            silent = _minutes(self._clock() - self._silent_since)
+            silent = _mm_ss(self._clock() - self._silent_since)
             self._write(self.err, f"{time.strftime('%H:%M:%S')} still at work, {silent} since the line above")
 
     def _write(self, stream: TextIO, text: str) -> None:
@@ -177,7 +177,7 @@ class Progress:
         if self._bar is not None:
             self._draw()
         else:
-            self._console.note(self._line(f"({_minutes(self._clock() - self._started)} so far)"))
+            self._console.note(self._line(f"({_mm_ss(self._clock() - self._started)} so far)"))
 
     def clear(self) -> None:
         """Take the bar off the terminal until it is drawn again."""
@@ -208,7 +208,7 @@ class Progress:
             left_s = max(0.0, pace_s * max(0, self.total - self._done) - (self._clock() - self._advanced))
         of = f"/{self.total}" if self.total else ""
         done = f"{self._done}{of}" if of or self._done else ""
-        return done + ("" if left_s is None else f" ETA {_minutes(left_s)}")
+        return done + ("" if left_s is None else f" ETA {_mm_ss(left_s)}")
 
 
 class _Log(logging.FileHandler):
@@ -246,5 +246,5 @@ def stop_logging(handler: logging.Handler) -> None:
         handler.close()
 
 
-def _minutes(seconds: float) -> str:
+def _mm_ss(seconds: float) -> str:
     return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"

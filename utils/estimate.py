@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from boundby import environment
 from boundby.energy import RaplCounter, gpu_energy
+from boundby.formatting import minutes
 from boundby.formatting import number as digits
 from boundby.known import Missing
 from utils import steps
@@ -91,12 +92,6 @@ def energy_wh(minutes: float, config: Config) -> float | Missing:
     if not limits or None in limits:
         return Missing(environment.machine().get("gpus_reason") or "no GPU whose driver tells its power limit")
     return sum(limits) * minutes / 60
-
-
-def minutes(seconds: float) -> str:
-    """Return a time in whole seconds: 4 min 05 s."""
-    whole, rest = divmod(round(seconds), 60)
-    return f"{whole} min {rest:02d} s" if whole else f"{rest} s"
 
 
 def watt_hours(joules: float) -> str:

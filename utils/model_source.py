@@ -65,10 +65,7 @@ class ModelSource:
 def fetch(model: Model, quickstart_folder: Path, *, trust_remote_code: bool, progress: Progress) -> ModelSource:
     """Return the model after downloading or making what is missing. Raises a PipelineError that names the way out."""
     if model.name == QUICKSTART:
-        from utils.quickstart import cache
-
-        made = cache.prepare(quickstart_folder, progress=progress)
-        return ModelSource(QUICKSTART, made.model_dir, "quickstart", None, made.content_hash)
+        return _made_here(quickstart_folder, progress)
     if _is_folder(model):
         found = _in_folder(model)
     else:
@@ -88,8 +85,7 @@ def locate(model: Model, quickstart_folder: Path) -> ModelSource:
 
         if not cache.is_ready(quickstart_folder):
             raise InputError(f"{quickstart_folder}: the quickstart model is not there or is damaged; {DOWNLOAD}")
-        made = cache.prepare(quickstart_folder, progress=lambda text: None)
-        return ModelSource(QUICKSTART, made.model_dir, "quickstart", None, made.content_hash)
+        return _made_here(quickstart_folder, lambda text: None)
     if _is_folder(model):
         return _in_folder(model)
     repository = hub.Repository("model", model.name, model.revision)
@@ -97,6 +93,13 @@ def locate(model: Model, quickstart_folder: Path) -> ModelSource:
         return _from_hub(model, hub.snapshot(repository, FILES, cached_only=True))
     except EnvironmentLacksError:
         raise InputError(f"{repository} has not been downloaded; {DOWNLOAD}") from None
+
+
+def _made_here(folder: Path, progress: Progress) -> ModelSource:
+    from utils.quickstart import cache
+
+    made = cache.prepare(folder, progress=progress)
+    return ModelSource(QUICKSTART, made.model_dir, "quickstart", None, made.content_hash)
 
 
 def label_matcher(model: ModelSource, class_names: Sequence[str] | None) -> Any:
