@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import run_pipeline
+from boundby import __main__ as command
 from boundby import cli
 from docs import draw_card, generate_api
 
@@ -88,7 +89,7 @@ def known_flags() -> set[str]:
         subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs
     ]
     assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
-    texts = [each.stdout for each in helped] + [cli.SHOWN]
+    texts = [each.stdout for each in helped] + [command.SHOWN]
     sources = (
         ROOT / "tests" / "gpu" / "conftest.py",
         ROOT / "setup_environment.sh",
