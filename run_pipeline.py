@@ -137,11 +137,7 @@ def run_after(command: str, code: int, stdout: int | None) -> None:
     say(f"\n$ {without(command)}", "stdout" if stdout is None else "stderr")
     known = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_RUN)}
     known[EXIT_CODE_VARIABLE] = str(code)
-    try:
-        failed = subprocess.run(command, shell=True, stdout=stdout, env=known, check=False).returncode
-    except OSError as error:
-        say(f"the command of --then could not be started ({error.strerror}): {without(command)}", "stderr")
-        return
+    failed = subprocess.run(command, shell=True, stdout=stdout, env=known, check=False).returncode
     if failed:
         ended = f"was ended by signal {-failed}" if failed < 0 else f"ended with exit code {failed}"
         say(f"the command of --then {ended}: {without(command)}", "stderr")
