@@ -86,7 +86,6 @@ class PartitionPlan:
 
     objective: Objective
     requests: int
-    overlap: bool
     stages: tuple[Stage, ...]
     transfers: tuple[Transfer, ...]
     value_s: float

@@ -427,7 +427,7 @@ def test_the_plan_is_never_worse_than_the_map_of_accelerate():
         assert theirs == stand_in, f"seed {seed}: what plans are shown beside is not what accelerate does"
         if theirs is None or not cases.fits(case, theirs):
             continue
-        costs = costs_of(case.nodes, chains, case.links, overlap=case.overlap, inputs_in_flight=case.inputs_in_flight)
+        costs = costs_of(case.nodes, chains, case.links, inputs_in_flight=case.inputs_in_flight)
         mine = optimum(costs, objective, case.requests)
         assert mine is not None and cases.fits(case, mine), seed
         my_rank, their_rank = cases.rank(case, objective, mine), cases.rank(case, objective, theirs)

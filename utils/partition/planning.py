@@ -13,7 +13,6 @@ from boundby import files
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
 from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, VirtualNode
-from boundby.partition.plan import Measured
 from boundby.partition.planner import kind_of
 from boundby.partition.solver import Objective
 from utils.config import Name, Section
@@ -95,7 +94,6 @@ class NodesConfig(Section):
 
     nodes: Annotated[list[Node], Field(min_length=1)]
     links: LinkSettings = LinkSettings()
-    overlap: bool = True
     in_order: bool = False
     workload: Workload = Workload()
 
@@ -149,30 +147,13 @@ def read_profiles(given: Sequence[str]) -> Profiles:
     return profiles
 
 
-def read_trials(paths: Sequence[Path]) -> list[Measured]:
-    """Return what `run_plan.py` kept of its runs. Raises InputError for a file that holds none."""
-    trials = []
-    for path in paths:
-        try:
-            trials.append(files.read_as(path, Measured))
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"--trial {path}: no run of a plan ({error}); `python scripts/run_plan.py PLAN` keeps one"
-            ) from None
-    return trials
-
-
 def plan(
     profiles: Profiles,
     settings: NodesConfig,
     objective: Objective,
     requests: int | None,
-    trials: Sequence[Measured] = (),
 ) -> tuple[PartitionPlan | None, Infeasible | None]:
-    """Return the best plan, or what is missing for one; `trials` are runs of plans that calibrate nodes and links.
-
-    Raises InputError for what cannot be planned.
-    """
+    """Return the best plan, or what is missing for one. Raises InputError for what cannot be planned."""
     if (objective == "requests") != (requests is not None):
         raise InputError("--objective requests and --requests M go together: M is how many are to be done soonest")
     workload = settings.workload
@@ -186,13 +167,11 @@ def plan(
             kv_cache_tokens=workload.kv_cache_tokens,
             batch_size=workload.batch_size,
         )
-        nodes, links = planner.calibrated([node.virtual() for node in settings.nodes], settings.link_table(), trials)
         found = planner.generate_plan(
-            nodes,
+            [node.virtual() for node in settings.nodes],
             objective,
-            links,
+            settings.link_table(),
             requests=1 if requests is None else requests,
-            overlap=settings.overlap,
             in_order=settings.in_order,
         )
     except Infeasible as missing:
