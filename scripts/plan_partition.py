@@ -44,6 +44,8 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
+    import msgspec
+
     from utils.partition import planning, report
 
     args = run.args
@@ -52,7 +54,10 @@ def main(run: cli.Run) -> int:
     profiles = planning.read_profiles(args.profiles)
     plan, missing = planning.plan(profiles, settings, args.objective, args.requests)
     outcome = planning.for_examples(plan or missing, EXAMPLE) if args.nodes is None else plan or missing
-    run.give(lambda: planning.told(outcome, profiles, args.model), lambda: report.of_plan(outcome, profiles))
+    run.give(
+        lambda: msgspec.to_builtins(planning.plan_file(outcome, profiles, args.model)),
+        lambda: report.of_plan(outcome, profiles),
+    )
     if plan and args.picture:
         report.draw(args.picture, plan, profiles)
         run.note(f"wrote {args.picture}")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -61,19 +62,15 @@ class StageCosts(NamedTuple):
     busy_ps: int
 
 
-@dataclass(frozen=True)
-class StageMemory:
-    """What a stage holds, in bytes."""
+class StageMemory(msgspec.Struct, frozen=True):
+    """What a stage holds, in bytes, and what is then free of what it may use; below 0 where it does not fit."""
 
     weights: int  # parameters and buffers, each storage once
     kv_cache: int
     activations: int
     inputs_in_flight: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.kv_cache + self.activations + self.inputs_in_flight
+    total: int
+    free: int
 
 
 @dataclass(frozen=True)
@@ -175,15 +172,16 @@ def costs_of(
     )
 
 
-def stage_memory(chain: Chain, first: int, end: int, inputs_in_flight: int) -> StageMemory:
-    """Return what the units [first, end) need on one node."""
-    units = chain.units[first:end]
-    return StageMemory(
-        weights=sum({storage.key: storage.bytes for unit in units for storage in unit.storages}.values()),
-        kv_cache=sum(unit.kv_cache_bytes for unit in units),
-        activations=max(unit.activation_peak_bytes for unit in units),
-        inputs_in_flight=inputs_in_flight * chain.entering_bytes(first),
+def stage_memory(chain: Chain, piece: Piece, usable_bytes: int, inputs_in_flight: int) -> StageMemory:
+    """Return what the units of a piece need on one node."""
+    units = chain.units[piece.first : piece.end]
+    parts = (
+        sum({storage.key: storage.bytes for unit in units for storage in unit.storages}.values()),
+        sum(unit.kv_cache_bytes for unit in units),
+        max(unit.activation_peak_bytes for unit in units),
+        inputs_in_flight * chain.entering_bytes(piece.first),
     )
+    return StageMemory(*parts, total=sum(parts), free=usable_bytes - sum(parts))
 
 
 def memory_table(chain: Chain, inputs_in_flight: int) -> Integers:

@@ -4,12 +4,23 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import Report
 from boundby.partition.alternatives import baselines, gains_of, limits_of, shortfall
 from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
 from boundby.partition.nodes import Link, Links, VirtualNode, unknown_contention
-from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Alternative, PartitionPlan, Stage, Transfer
+from boundby.partition.plan import (
+    ORDER_ONLY,
+    TOGETHER_ASSUMED,
+    Alternative,
+    PartitionPlan,
+    Stage,
+    Transfer,
+    largest_batch,
+    no_throughput,
+)
 from boundby.partition.solver import MEANING, Objective, optimum, value_of
 from boundby.partition.units import Chain, units_of
 
@@ -90,7 +101,8 @@ class ExecutionPlanner:
         if assignment is None:
             raise shortfall(problem.costs, problem.chains[nodes[0].name], nodes, in_order=in_order)
         gains = gains_of(problem.costs, assignment, nodes, objective, requests, in_order=in_order)
-        return dataclasses.replace(problem.plan(assignment), gains=gains, alternatives=tuple(problem.alternatives()))
+        alternatives = tuple(problem.alternatives())
+        return msgspec.structs.replace(problem.plan(assignment), gains=gains, alternatives=alternatives)
 
     def plan_at(
         self,
@@ -174,6 +186,9 @@ class _Problem:
         bases: set[Basis] = {stage.basis for stage in stages} | {transfer.basis for transfer in transfers}
         basis: Basis = "assumed" if "assumed" in bases else "measured"
         unknown = list(unknown_contention(used, self.nodes))
+        period_basis: Basis = "assumed" if unknown else basis
+        period_s, batch_size = value.period_ps / PS, self.chains[used[0].name].batch_size
+        reason = no_throughput(basis, period_basis, period_s)
         of_profiles = [doubt for node in used for doubt in self.chains[node.name].doubts]
         return PartitionPlan(
             objective=self.objective,
@@ -182,15 +197,18 @@ class _Problem:
             transfers=transfers,
             value_s=value_of(self.objective, value, self.requests) / PS,
             latency_s=value.latency_ps / PS,
-            period_s=value.period_ps / PS,
+            period_s=period_s,
             basis=basis,
-            period_basis="assumed" if unknown else basis,
+            period_basis=period_basis,
+            requests_per_s=None if reason else 1 / period_s,
+            requests_per_s_reason=reason,
             limits=limits_of(self.costs, assignment, [node.name for node in self.nodes], self.objective),
             gains=(),
             alternatives=(),
             notes=tuple(self._notes(basis, stages, is_known=not unknown)),
             doubts=(*self._doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
-            batch_size=self.chains[used[0].name].batch_size,
+            batch_size=batch_size,
+            largest_batch=largest_batch(stages, batch_size),
         )
 
     def alternatives(self) -> Iterator[Alternative]:
@@ -225,7 +243,7 @@ class _Problem:
                 busy_compute_s=spent.busy_ps / PS,
                 machine=node.machine,
                 basis=basis_of(node, self.by_kind),
-                memory=stage_memory(chain, piece.first, piece.end, self.inputs_in_flight),
+                memory_bytes=stage_memory(chain, piece, node.usable_bytes, self.inputs_in_flight),
                 usable_bytes=node.usable_bytes,
                 node_memory_bytes=node.memory_bytes,
                 on_gpu=node.vram_gb is not None,

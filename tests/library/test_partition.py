@@ -11,7 +11,7 @@ from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import Report, read_profile, write_summary
 from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Links, Unit, VirtualNode, units_of
 from boundby.partition.alternatives import baselines
-from boundby.partition.costs import costs_of, memory_table, stage_memory
+from boundby.partition.costs import Piece, costs_of, memory_table, stage_memory
 from boundby.partition.plan import ORDER_ONLY
 from boundby.partition.solver import Objective, optimum
 from tests import layer_profiles as profiles
@@ -161,7 +161,7 @@ def test_caches_and_activations_grow_with_the_batch_and_the_tokens_and_times_of_
             assert getattr(grown, size) == 3 * getattr(once, size)
     plan, three = (each.generate_plan([gpu("a", 1e-5)]) for each in (planner, larger))
     assert (plan.batch_size, plan.basis, three.batch_size, three.basis) == (1, "measured", 3, "assumed")
-    held = plan.stages[0].memory
+    held = plan.stages[0].memory_bytes
     most = (plan.stages[0].usable_bytes - held.weights) // (held.total - held.weights)
     assert plan.largest_batch == three.largest_batch == most > 3
     assert "times those of the profiled batch of 1" in " ".join(three.doubts)
@@ -221,7 +221,11 @@ def test_the_table_of_memory_is_that_of_every_stage():
         for first in range(count):
             for end in range(first + 1, count + 1):
                 expected = cases.needed_bytes(case, case.nodes[0], first, end)
-                assert table[end, first] == expected == stage_memory(made, first, end, case.inputs_in_flight).total
+                assert (
+                    table[end, first]
+                    == expected
+                    == stage_memory(made, Piece(0, first, end), 0, case.inputs_in_flight).total
+                )
         assert not np.triu(table).any()
 
 
@@ -244,10 +248,10 @@ def test_a_plan_says_who_holds_what():
         [gpu("a", 0.25, headroom=0), gpu("b", 0.3, headroom=0)], links=MEASURED
     )
     assert [(each.node, each.units) for each in plan.stages] == [("a", ("h.0", "h.1")), ("b", ("h.2", "h.3"))]
-    held = plan.stages[1].memory
+    held = plan.stages[1].memory_bytes
     assert (held.weights, held.kv_cache, held.activations, held.inputs_in_flight) == (200 * MB, 2 * MB, 5 * MB, 2000)
-    assert plan.stages[0].memory.inputs_in_flight == 154
-    assert plan.stages[1].free_bytes == 300 * MB - held.total
+    assert plan.stages[0].memory_bytes.inputs_in_flight == 154
+    assert held.free == 300 * MB - held.total
     [transfer] = plan.transfers
     assert (transfer.source, transfer.target, transfer.size_bytes, transfer.seconds) == ("a", "b", 1000, 1e-6)
     assert plan.latency_s == pytest.approx(0.040001) == plan.value_s and plan.period_s == pytest.approx(0.020)

@@ -1,10 +1,9 @@
 """Plans computed event by event against times worked out by hand, and predictions against what was run."""
 
-import dataclasses
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, PartitionPlan, Unit, VirtualNode
 from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Measured, StageTimes, TransferTimes, compare
@@ -206,9 +205,9 @@ def test_the_simulation_of_shared_machines_lies_between_all_alone_and_all_busy()
             continue
         if all(each.busy_compute_s == each.compute_s for each in plan.stages):
             continue
-        alone = [dataclasses.replace(each, busy_compute_s=each.compute_s) for each in plan.stages]
-        crowded = [dataclasses.replace(each, compute_s=each.busy_compute_s) for each in plan.stages]
-        free, busy = (dataclasses.replace(plan, stages=tuple(each)) for each in (alone, crowded))
+        alone = [replace(each, busy_compute_s=each.compute_s) for each in plan.stages]
+        crowded = [replace(each, compute_s=each.busy_compute_s) for each in plan.stages]
+        free, busy = (replace(plan, stages=tuple(each)) for each in (alone, crowded))
         low, found, high = (simulate(each, 12) for each in (free, plan, busy))
         checked += 1
         assert simulate(plan, 1).first_finish_s == pytest.approx(plan.latency_s, abs=1e-10)

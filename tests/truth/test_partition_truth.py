@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from boundby import files
 from boundby.layers.engine import ObservabilityEngine
 from boundby.partition import ExecutionPlanner, Link, PartitionPlan, VirtualNode
 from boundby.timer import Timer
@@ -70,7 +71,7 @@ def profiled(model, inputs, folder, runs=30):
 
 def kept(folder, plan: PartitionPlan, profile) -> Path:
     path = folder / "plan.json"
-    path.write_text(json.dumps(planning.told(plan, {"cpu": profile}, str(folder / "model"))))
+    path.write_text(files.encode_json(planning.plan_file(plan, {"cpu": profile}, str(folder / "model"))))
     return path
 
 

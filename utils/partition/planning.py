@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, NamedTuple, Self
 
 import msgspec
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -19,7 +18,7 @@ from utils.config import Name, Section
 from utils.errors import InputError
 from utils.yaml_settings import load
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SUMMARIES, MODEL = "*_summary.json", "config.json"
 EXAMPLES = "planned for the example nodes in {}, not for this machine: state yours there, or with --nodes FILE"
 MOST_SECONDS = 120.0  # to profile a model that has no profile yet
@@ -185,11 +184,10 @@ def for_examples(outcome: PartitionPlan | Infeasible, path: Path) -> PartitionPl
     """Return the plan with the note that its nodes are those of an example; what is missing names them itself."""
     if isinstance(outcome, Infeasible):
         return outcome
-    return replace(outcome, notes=(EXAMPLES.format(path.name), *outcome.notes))
+    return msgspec.structs.replace(outcome, notes=(EXAMPLES.format(path.name), *outcome.notes))
 
 
-@dataclass(frozen=True)
-class PlannedModel:
+class PlannedModel(msgspec.Struct, frozen=True):
     """Which model a plan is for: a preset, a folder or a name on the Hub, and what tells it from another one."""
 
     name: str
@@ -200,19 +198,46 @@ class PlannedModel:
     threads: int | None = None  # that its profile was made with, on a CPU
 
 
-@dataclass(frozen=True)
-class PlanFile:
-    """A plan as it was kept, with the model that it is for."""
+class Source(msgspec.Struct, frozen=True):
+    """A profile that a plan rests on: of which kind of node, model and device."""
+
+    kind: str
+    model: str
+    profile: str
+    device: str
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """What is missing for a plan, as `Infeasible` has it."""
+
+    node: str
+    unit: str
+    short_bytes: int
+    extra_bytes: int
+    extra_bytes_by_node: dict[str, int]
+
+
+class PlanFile(msgspec.Struct, frozen=True):
+    """A plan as it is kept, with the model that it is for; or what is missing for one. Seconds and bytes."""
+
+    schema_version: int
+    model: PlannedModel
+    profiles: tuple[Source, ...]
+    feasible: bool
+    plan: PartitionPlan | None
+    missing: Missing | None
+    reason: str | None
+
+
+class Planned(NamedTuple):
+    """A plan to be run, and the model that it is for."""
 
     model: PlannedModel
     plan: PartitionPlan
 
 
-def told(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> dict[str, Any]:
-    """Return the outcome as plain values for JSON.
-
-    Times are in seconds, sizes in bytes. `model` says where the model is.
-    """
+def plan_file(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> PlanFile:
+    """Return the outcome as it is kept; `model` says where the model is."""
     first = next(iter(profiles.values()))
     root = first.layers[0]
     sizes = SHAPE.match(root.input_shapes[0]) if root.input_shapes else None
@@ -224,58 +249,34 @@ def told(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | N
         sequence_length=int(sizes[2] or 1) if sizes else 1,
         threads=int(first.environment["threads"]) if "threads" in first.environment else None,
     )
-    sources = [
-        {"kind": kind, "model": profile.model_name, "profile": profile.profile_name, "device": profile.device_name}
+    sources = tuple(
+        Source(kind, profile.model_name, profile.profile_name, profile.device_name)
         for kind, profile in profiles.items()
-    ]
-    plan = missing = reason = None
-    if isinstance(outcome, Infeasible):
-        reason = str(outcome)
-        missing = {
-            "node": outcome.node,
-            "unit": outcome.unit,
-            "short_bytes": outcome.short_bytes,
-            "extra_bytes": outcome.extra_bytes,
-            "extra_bytes_by_node": outcome.extra_by_node,
-        }
-    else:
-        plan = asdict(outcome)
-        plan["largest_batch"] = outcome.largest_batch
-        plan["requests_per_s"] = outcome.requests_per_s
-        plan["requests_per_s_reason"] = outcome.requests_per_s_reason
-        for stage, made in zip(plan["stages"], outcome.stages, strict=True):
-            stage["memory_bytes"] = {**stage.pop("memory"), "total": made.memory.total, "free": made.free_bytes}
-    head = {"schema_version": SCHEMA_VERSION, "model": asdict(planned), "profiles": sources}
-    end = {"feasible": plan is not None, "plan": plan, "missing": missing, "reason": reason}
-    return {**head, **end}
+    )
+    if isinstance(outcome, PartitionPlan):
+        return PlanFile(SCHEMA_VERSION, planned, sources, feasible=True, plan=outcome, missing=None, reason=None)
+    missing = Missing(outcome.node, outcome.unit, outcome.short_bytes, outcome.extra_bytes, outcome.extra_by_node)
+    return PlanFile(SCHEMA_VERSION, planned, sources, feasible=False, plan=None, missing=missing, reason=str(outcome))
 
 
-def read_plan(path: Path, model: str | None = None) -> PlanFile:
+def read_plan(path: Path, model: str | None = None) -> Planned:
     """Return the plan that `plan_partition.py --json` wrote; `model` says where its model is, if the file does not.
 
     Raises InputError for a file that holds no plan to be run.
     """
     again = "make it with `python scripts/plan_partition.py PROFILE --json`"
     try:
-        values = files.read_json(path)
+        file = files.read_as(path, PlanFile)
     except FileNotFoundError:
         raise InputError(f"{path} is not there; {again}") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no plan that can be read: {error}; {again}") from None
-    if not isinstance(values, dict) or "profiles" not in values:
-        raise InputError(f"{path} is no plan; {again}")
-    if values.get("schema_version") != SCHEMA_VERSION:
-        version = values.get("schema_version")
-        raise InputError(f"{path} is of an older or newer version ({version!r}, here {SCHEMA_VERSION}); {again} anew")
-    if not values.get("feasible"):
-        raise InputError(f"{path} holds no plan to run: {values.get('reason')}")
-    try:
-        for stage in values["plan"]["stages"]:
-            stage["memory"] = stage["memory_bytes"]
-        file = msgspec.convert(values, PlanFile)
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise InputError(f"{path} holds a plan that cannot be read: {error}; {again} anew") from None
-    return replace(file, model=replace(file.model, name=_place(model or file.model.name)))
+        raise InputError(f"{path} is no plan of this version that can be read: {error}; {again}") from None
+    if file.schema_version != SCHEMA_VERSION:
+        version = file.schema_version
+        raise InputError(f"{path} is of an older or newer version ({version}, here {SCHEMA_VERSION}); {again} anew")
+    if file.plan is None:
+        raise InputError(f"{path} holds no plan to run: {file.reason}")
+    return Planned(msgspec.structs.replace(file.model, name=_place(model or file.model.name)), file.plan)
 
 
 def _place(model: str) -> str:

@@ -9,8 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from boundby import files
 from boundby.disturbance import usable_cpus
@@ -18,7 +20,7 @@ from boundby.partition.plan import Measured, compare
 from boundby.partition.simulation import Simulated, simulate
 from utils.cli import FAILED, Terminated
 from utils.errors import EnvironmentLacksError, InputError, PipelineError
-from utils.partition.planning import PlanFile
+from utils.partition.planning import Planned
 
 SCHEMA_VERSION = 1
 FAILURES = "BOUNDBY_STAGE_FAILURES"  # the folder in which a stage tells the process that started it why it ended
@@ -44,14 +46,14 @@ def output_of(path: Path, given: Path | None, what: str = "run") -> Path:
     return given or path.with_name(f"{path.stem}.{what}.json")
 
 
-def requests_of(file: PlanFile, given: int | None) -> int:
+def requests_of(file: Planned, given: int | None) -> int:
     """Return how many requests are run at once. Raises InputError for less than one."""
     if given is not None and given < 1:
         raise InputError(f"--requests {given}: give 1 or more")
     return given or (file.plan.requests if file.plan.objective == "requests" else REQUESTS)
 
 
-def start(file: PlanFile, command: Sequence[object]) -> None:
+def start(file: Planned, command: Sequence[object]) -> None:
     """Run `command` once for every stage, here. Raises a PipelineError with the error of the first one to fail."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -90,7 +92,7 @@ class _Failure:
     exit_code: int
 
 
-def be_a_stage(file: PlanFile, requests: int) -> Measured:
+def be_a_stage(file: Planned, requests: int) -> Measured:
     """Compute the stage of this process; return what all of them measured."""
     if FAILURES in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
@@ -101,11 +103,11 @@ def be_a_stage(file: PlanFile, requests: int) -> Measured:
             raise
         code = error.exit_code if isinstance(error, PipelineError) else FAILED
         failure = _Failure(time.time_ns(), str(error), type(error).__name__, code)
-        files.write_json(Path(os.environ[FAILURES]) / f"stage-{os.environ['RANK']}.json", asdict(failure))
+        files.write_json(Path(os.environ[FAILURES]) / f"stage-{os.environ['RANK']}.json", msgspec.to_builtins(failure))
         raise SystemExit(code) from None  # the process that started this one says why
 
 
-def keep(path: Path, plan: Path, file: PlanFile, found: Measured | Simulated) -> None:
+def keep(path: Path, plan: Path, file: Planned, found: Measured | Simulated) -> None:
     """Replace `path` by what was measured or simulated, beside what was predicted."""
     is_run = isinstance(found, Measured)
     files.write_json(
@@ -114,19 +116,19 @@ def keep(path: Path, plan: Path, file: PlanFile, found: Measured | Simulated) ->
             "schema_version": SCHEMA_VERSION,
             "label": "measured" if is_run else "simulated",
             "plan": str(plan),
-            "model": asdict(file.model),
-            **asdict(found),
-            "comparison": asdict(compare(file.plan, found)) if isinstance(found, Measured) else None,
+            "model": msgspec.to_builtins(file.model),
+            **msgspec.to_builtins(found),
+            "comparison": msgspec.to_builtins(compare(file.plan, found)) if isinstance(found, Measured) else None,
         },
     )
 
 
-def simulated(file: PlanFile, requests: int) -> Simulated:
+def simulated(file: Planned, requests: int) -> Simulated:
     """Return what the plan takes event by event, without any process."""
     return simulate(file.plan, requests)
 
 
-def _run(file: PlanFile, requests: int) -> Measured:
+def _run(file: Planned, requests: int) -> Measured:
     processes, stages = int(os.environ["WORLD_SIZE"]), len(file.plan.stages)
     if processes != stages:
         raise InputError(
@@ -147,7 +149,7 @@ def _run(file: PlanFile, requests: int) -> Measured:
         raise InputError(
             f"the plan is of {planned.name!r}, which is no preset and no folder here; say where the model is: --model"
         )
-    model = models.prepare(Model(**which, dtype=planned.dtype, device="cpu")).model
+    model = models.prepare(Model.model_validate({**which, "dtype": planned.dtype, "device": "cpu"})).model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters != planned.parameters:
         raise InputError(
@@ -163,7 +165,7 @@ def _run(file: PlanFile, requests: int) -> Measured:
         raise EnvironmentLacksError(str(error)) from None
 
 
-def _failure(file: PlanFile, folder: Path, exit_codes: dict[int, int]) -> PipelineError:
+def _failure(file: Planned, folder: Path, exit_codes: dict[int, int]) -> PipelineError:
     failures = {int(path.stem.split("-")[1]): files.read_as(path, _Failure) for path in folder.glob("stage-*.json")}
     if not failures:
         rank, code = next(iter(exit_codes.items()))
