@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import Report, read_profile, write_summary
@@ -182,8 +183,10 @@ def test_what_is_not_known_of_a_unit_is_a_doubt():
     assert "extra_live_bytes" not in " ".join(units_of(decoder(), extra_live_bytes=0).doubts)
     assert "the machine was busy" in units_of(decoder(doubts=("the machine was busy",))).doubts
     idle = decoder()
-    slow = (idle.layers[0], replace(idle.layers[1], host_self_s=profiles.spread(0.010)), *idle.layers[2:])
-    assert "% of the time is spent between the units, in model" in units_of(replace(idle, layers=slow)).doubts[0]
+    slow = (idle.layers[0], structs.replace(idle.layers[1], host_self_s=profiles.spread(0.010)), *idle.layers[2:])
+    assert (
+        "% of the time is spent between the units, in model" in units_of(structs.replace(idle, layers=slow)).doubts[0]
+    )
     blind = profiles.model_profile(nested([layer(""), layer("a"), layer("b", calls=2.0)]))
     doubts = " ".join(units_of(blind).doubts)
     assert "what a gives is not known" in doubts and "b is called 2 times per run" in doubts
@@ -193,9 +196,11 @@ def test_the_longer_one_of_device_and_host_counts_and_known_activation_peaks_are
     made = decoder()
     for seconds, expected in ((1.0, profiles.spread(1.0).median), (1e-9, units_of(made).units[1].seconds)):
         spread = profiles.spread(seconds)
-        layers = [replace(each, device_inclusive_s=each.host_inclusive_s and spread) for each in made.layers]
-        assert units_of(replace(made, layers=tuple(layers))).units[1].seconds == pytest.approx(expected)
-    known = replace(made, layers=tuple(replace(each, activation_peak_bytes=777) for each in made.layers))
+        layers = [structs.replace(each, device_inclusive_s=each.host_inclusive_s and spread) for each in made.layers]
+        assert units_of(structs.replace(made, layers=tuple(layers))).units[1].seconds == pytest.approx(expected)
+    known = structs.replace(
+        made, layers=tuple(structs.replace(each, activation_peak_bytes=777) for each in made.layers)
+    )
     assert {unit.activation_peak_bytes for unit in units_of(known).units} == {777}
     assert [unit.activation_peak_bytes for unit in units_of(made).units][:2] == [HIDDEN_BYTES, HIDDEN_BYTES]
 

@@ -5,12 +5,12 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import write_summary
