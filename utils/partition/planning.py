@@ -21,7 +21,6 @@ from utils.yaml_settings import load
 SCHEMA_VERSION = 3
 SUMMARIES, MODEL = "*_summary.json", "config.json"
 EXAMPLES = "planned for the example nodes in {}, not for this machine: state yours there, or with --nodes FILE"
-MOST_SECONDS = 120.0  # to profile a model that has no profile yet
 WITH_KIND = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
 SHAPE = re.compile(r"\w+\[(\d+)(?:, (\d+))?")
 
@@ -291,24 +290,10 @@ def _is_model(path: Path) -> bool:
 
 def _measured(model: str) -> ModelProfile:
     """Profile the model on one text of the usual length and leave the files of it where profiles lie."""
-    from utils.layers import LayerSettings, Model, models, profiling
+    from utils.layers import LayerSettings, Model, profiling
 
-    settings = LayerSettings()
-    measured = settings.measurement
     which = Model(name=model) if Path(model).is_dir() else Model(architecture=model)
-    chosen = models.prepare(which)
-    inputs = models.inputs_for(chosen.model, measured.batch_size, measured.sequence_length)
-    report, _ = profiling.profile(
-        chosen.model,
-        inputs,
-        name=chosen.name,
-        folder=Path(settings.output.dir),
-        limits=None,
-        num_runs=measured.num_samples,
-        warmup_runs=measured.warmup_runs,
-        max_seconds=MOST_SECONDS,
-        shape=models.shape_of(inputs),
-    )
+    report, _ = profiling.profile_as_set(LayerSettings(model=which), lambda text: None, for_plan=True)
     return report.profile
 
 
