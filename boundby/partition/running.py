@@ -39,7 +39,6 @@ LEAKED = (
     "the stages do not give what the whole model gives: more than the hidden state crosses a cut. Cut between blocks "
     "of the model, or plan for fewer nodes"
 )
-NO_OVERLAP = "the plan has no overlap, but sends go on while a stage computes"
 RECEIVES = "a stage receives between two computations: the period has transfers in it that the plan takes for hidden"
 
 
@@ -359,6 +358,6 @@ def _doubts(plan: PartitionPlan, processes: Sequence[dict[str, Any]]) -> Iterato
     if len(hosts) > 1:
         yield CLOCKS.format(max(process["clock"][1] for process in processes) / 1e3)
     if len(processes) > 1:
-        yield RECEIVES if plan.overlap else NO_OVERLAP
+        yield RECEIVES
     for process in processes:
         yield from (f"disturbed: {text}" for text in process["disturbed"])

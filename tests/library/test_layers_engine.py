@@ -2,12 +2,12 @@
 
 import json
 from collections import UserDict
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from transformers import DynamicCache
 

@@ -1,8 +1,7 @@
 """Which layers matter: rankings of profiles whose times are given."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from boundby.layers.ranking import blocks, by_self_time
 from boundby.layers.records import LayerProfile, ModelProfile

@@ -4,10 +4,10 @@ import errno
 import importlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from boundby.capture.export import Exported
 from boundby.layers.measurement import LEAST_RUNS

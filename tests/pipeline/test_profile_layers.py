@@ -302,13 +302,15 @@ class Recorded:
         self.wanted: Model | None = None
         self.is_trusted: bool | None = None
         self.shape: tuple[int, ...] = ()
-        self.settings: dict[str, Any] = {}
+        self.settings: profiling.Wanted | None = None
 
     def prepare(self, wanted: Model, *, trust_remote_code: bool) -> models.Subject:
         self.wanted, self.is_trusted = wanted, trust_remote_code
         return models.Subject(bart(), "some model", torch.device("cpu"))
 
-    def profile(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], **settings: Any) -> tuple[Any, Path]:
+    def profile(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], settings: Any, note: Any
+    ) -> tuple[Any, Path]:
         self.shape, self.settings = tuple(inputs["input_ids"].shape), settings
         profile = type("Profile", (), {"coverage": type("Coverage", (), {"status": self.status})})
         return type("Report", (), {"profile": profile, "__str__": lambda self: "what was found"})(), Path("page.html")
@@ -343,8 +345,8 @@ def test_flags_override_the_command_line_which_overrides_the_file(run, recorded,
     run("--config", tmp_path / "my.yaml", "measurement.batch_size=4", "measurement.num_samples=8", *flags)
     assert found.wanted == Model(architecture="bert-base", dtype="bfloat16")
     assert found.shape == (4, 11)
-    assert (found.settings["num_runs"], found.settings["warmup_runs"]) == (5, 2)
-    assert (found.settings["folder"], found.settings["profile_name"]) == (Path("there"), "mine")
+    assert (found.settings.num_runs, found.settings.warmup_runs) == (5, 2)
+    assert (found.settings.folder, found.settings.profile_name) == (Path("there"), "mine")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ The texts lie in `tests/golden/`. After a change of words renew them, and read t
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from boundby import files
 from boundby.layers.records import Coverage, ModelProfile

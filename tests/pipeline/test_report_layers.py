@@ -1,10 +1,10 @@
 """What the report says of the layers, and the figure of them; made-up profiles stand in for step 03."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 
 from boundby import files
 from boundby.layers.ranking import blocks, by_self_time

@@ -86,13 +86,13 @@ def _held(axes: Axes, stages: Sequence[Stage]) -> None:
         whole = stage.node_memory_bytes
         left = 0.0
         for part, look in HELD.items():
-            share = 100 * getattr(stage.memory, part) / whole
+            share = 100 * getattr(stage.memory_bytes, part) / whole
             axes.barh(row, share, left=left, height=0.5, **look)
             left += share
         kept = 100 * (whole - stage.usable_bytes) / whole
         axes.barh(row, kept, left=100 - kept, height=0.5, **KEPT_FREE)
         axes.barh(row, 100, height=0.5, fill=False, edgecolor=INK, linewidth=0.8)
-        text = f"{_size(stage.memory.total)} of {_size(stage.usable_bytes)} that may be used"
+        text = f"{_size(stage.memory_bytes.total)} of {_size(stage.usable_bytes)} that may be used"
         axes.text(0, row - 0.31, text, va="bottom", fontsize=11)
     axes.set_yticks(range(len(stages)), [""] * len(stages))
     axes.set_ylim(len(stages) - 0.3, -0.75)
