@@ -1,8 +1,7 @@
-"""One training run from its settings to its report, with the framework that they name."""
+"""One training run from its settings to its report."""
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import os
 import time
@@ -117,7 +116,6 @@ Say = Callable[[str], object]
 After = Callable[[Job], Iterator[str]]
 
 REFUSED = 0
-NEEDED = {"loop": (), "trainer": ("accelerate",), "lightning": ("lightning",)}
 
 
 def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and what follows)
@@ -167,7 +165,7 @@ def claim(process: Process, settings: TrainingSettings, run_id: str | None, outp
 def _name(settings: TrainingSettings, moment_ns: int) -> str:
     moment = datetime.fromtimestamp(moment_ns / 1e9, UTC)
     stamp = f"{moment:%Y%m%dT%H%M%S}.{moment.microsecond // 1000:03d}Z"
-    return f"{stamp}-{settings.model}-{settings.framework}"
+    return f"{stamp}-{settings.model}"
 
 
 def _job(settings: TrainingSettings, process: Process, folder: Path, note: Say) -> Job:
@@ -192,7 +190,7 @@ def _opening(job: Job) -> str:
     settings, plan = job.settings, job.plan
     recorded = "recorded" if settings.profiling.enabled else "not recorded (--profiler on)"
     return (
-        f"{settings.framework}, {job.model_name} on {job.process.device}: {plan.steps} steps of "
+        f"{job.model_name} on {job.process.device}: {plan.steps} steps of "
         f"{plan.samples_per_step} samples in {plan.epochs} epoch(s), {recorded}; {job.folder}"
     )
 
@@ -220,22 +218,12 @@ def _recorded(job: Job) -> Iterator[str]:
 
 def require(settings: TrainingSettings) -> None:
     """Raise EnvironmentLacksError where a package is missing that these settings need."""
-    wanted = [*NEEDED[settings.framework], *(["tensorboard"] if settings.profiling.tensorboard else [])]
-    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
-    if missing:
-        raise lacking(*missing)
+    if settings.profiling.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise lacking("tensorboard")
 
 
 def fit(job: Job) -> None:
-    """Train with the framework that the settings name."""
-    if job.settings.framework == "loop":
-        _plain(job)
-        return
-    name = {"trainer": "transformers_trainer", "lightning": "lightning_trainer"}[job.settings.framework]
-    importlib.import_module(f"utils.training.{name}").fit(job)
-
-
-def _plain(job: Job) -> None:
+    """Train, recorded if that is wanted."""
     process, work = job.process, _work(job)
     profiler = ProfilerManager(
         job.folder,
