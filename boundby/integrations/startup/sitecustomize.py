@@ -46,8 +46,8 @@ def watch() -> None:
         importlib.import_module("boundby.integrations.script").record(folder)
     except BaseException as error:  # whatever it is: the program goes on
         why = f"{sys.executable} cannot load boundby (pip install boundby): {type(error).__name__}: {error}\n"
-        with contextlib.suppress(OSError):
-            (folder / NOT_RECORDED).write_text(why, encoding="utf-8")
+        with contextlib.suppress(OSError), (folder / NOT_RECORDED).open("w", encoding="utf-8") as file:
+            file.write(why)
 
 
 def give_way() -> None:
