@@ -49,8 +49,8 @@ class RunLine(msgspec.Struct, tag_field="kind", tag="run", frozen=True):
     started_unix_s: float | None
     first_step: int
     device: str | None
-    host: str | None = None
-    launcher: int | None = None
+    host: str
+    launcher: int | None
 
 
 class RowsLine(msgspec.Struct, tag_field="kind", tag="rows", frozen=True):
