@@ -1,4 +1,4 @@
-"""Where torch keeps what it compiles for us: in folders that nobody else can write to, since it runs what lies there.
+"""How torch compiles for us, and where it keeps that: in folders that nobody else can write to, since it runs it.
 
 Left to itself torch takes `/tmp/torchinductor_<user>`, which another user may have made, and unpickles what lies in it.
 """
@@ -6,15 +6,40 @@ Left to itself torch takes `/tmp/torchinductor_<user>`, which another user may h
 import contextlib
 import functools
 import os
+import shutil
 import stat
+import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from boundby.device import is_gpu, is_host
 from boundby.environment import machine
 from boundby.files import sha256_of, user_cache
 
 TORCH, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"  # graphs of all kinds and C++; kernels of a GPU
+# No processes of torch's own, which a killed program would leave behind; no kernel chosen by what was fastest, so that
+# every process has the same ones; and no headers compiled beforehand, which lie in /tmp whatever folder is named.
+COMPILE_OPTIONS: dict[str, Any] = {
+    "compile_threads": 1,
+    "deterministic": True,
+    "cpp_cache_precompile_headers": False,
+}
+
+
+def compile_obstacle(device: torch.device) -> str | None:
+    """Return why nothing can be compiled for this device here; None where nothing is known to be in the way."""
+    if is_gpu(device):
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "Triton is missing, or the GPU is too old for it"
+    if not is_host(device):
+        return f"not tried on {device.type}"
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    return None if shutil.which(compiler) else f"the C++ compiler {compiler} is missing; CXX names another"
 
 
 def use_private_cache() -> Path:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
 
 Say = Callable[[str], object]
 MOST_REMARKS = 64  # different ones; a run that has more says the same thing in many words
@@ -27,6 +29,26 @@ def summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.encode('utf-8', 'replace').decode('utf-8')}"
 
 
+class Guard:
+    """A context that lets no error out but those that end a program; `failed` is given it. It may be entered again."""
+
+    __slots__ = ("_failed",)
+
+    def __init__(self, failed: Callable[[Exception], object]) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._failed(error)
+        return True
+
+
 class Remarks:
     """Gathers remarks; the first one about each thing goes to `say`, whose failures are ignored. Never raises."""
 
@@ -43,6 +65,10 @@ class Remarks:
         elif len(self._counts) < MOST_REMARKS:
             self._counts[key] = 1
             self.tell(*key)
+
+    def guard(self, what: str) -> Guard:
+        """Return a context whose errors become remarks on `what`."""
+        return Guard(partial(self.add, what))
 
     def tell(self, what: str, reason: str) -> None:
         """Say it, unless something about `what` has been said; it is kept elsewhere."""

@@ -253,7 +253,7 @@ def imported() -> set[str]:
     names: set[str] = set()
     paths = [
         ROOT / "run_pipeline.py",
-        *(path for top in ("boundby", "utils", "scripts", "setup") for path in (ROOT / top).rglob("*.py")),
+        *(path for top in ("boundby", "utils", "scripts", "setup", "examples") for path in (ROOT / top).rglob("*.py")),
     ]
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

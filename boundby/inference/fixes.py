@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from boundby.ceilings import matmul_precision
+from boundby.compile_cache import compile_obstacle
 from boundby.device import is_host
 from boundby.environment import memory_limit_bytes
 from boundby.inference.batches import Batch, Tokens, batches_in_order, collate, forward
@@ -18,7 +19,7 @@ from boundby.inference.precision import Precision, matmul_effect, tolerance
 from boundby.inference.reference import in_dtype
 from boundby.inference.rotary import rotary_of
 from boundby.inference.selfcheck import allowed_of_own
-from boundby.inference.strategies import Strategy, candidates, compile_layers, compile_obstacle
+from boundby.inference.strategies import Strategy, candidates, compile_layers
 from boundby.roofline import Interval
 from boundby.stats import wilson_interval
 from boundby.timer import Work

@@ -20,7 +20,7 @@ from boundby.capture import CaptureOptions, Schedule
 from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
 from boundby.integrations.timed_methods import TimedMethods
 from boundby.patches import Wrapper
-from boundby.remarks import Say, summary
+from boundby.remarks import Guard, Say, summary
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions, stages
 from boundby.training.results import CHROME_TRACE, RunFiles, publish_cycle
 
@@ -98,10 +98,8 @@ class ProfilerCallback:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, when a sanity check is over."""
         if self.enabled:
-            try:
+            with self._guard:
                 self._start(trainer, pl_module)
-            except Exception as error:
-                self._tell(f"profiler: {summary(error)}")
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         """Mark the begin of clipping and the optimizer's step."""
@@ -147,16 +145,19 @@ class ProfilerCallback:
             return
         marks.detach(error)
         manager.stop(error)
-        try:
+        with self._guard:
             if not self._has_trace:  # but an earlier fit may have had one
                 self._files.path(CHROME_TRACE).unlink(missing_ok=True)
             if self._reports and self._files.rank == 0:
                 self._tell(manager.told())
-        except Exception as failure:
-            self._tell(f"profiler: {summary(failure)}")
 
     def _publish(self, cycle: "Cycle") -> None:
         self._has_trace = publish_cycle(self._files, cycle) or self._has_trace
+
+    @property
+    def _guard(self) -> Guard:
+        """A context whose errors are told and end nothing."""
+        return Guard(lambda error: self._tell(f"profiler: {summary(error)}"))
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(Exception):

@@ -12,17 +12,18 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.optim import optimizer as optimizers
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, dataloader, get_worker_info
 
-from boundby.layers.passes import tensors_in
 from boundby.patches import Patches
+from boundby.remarks import Guard
 from boundby.training import ManagerOptions, ProfilerManager
 from boundby.training.stages import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER
 
@@ -43,6 +44,10 @@ def record(folder: Path) -> "ScriptRecorder":
     return recorder
 
 
+# Before the first optimizer step, in a step, after its optimizer, in an evaluation, and after the recording.
+Phase = Literal["before", "step", "stepped", "evaluation", "over"]
+
+
 class ScriptRecorder:
     """Turns what torch tells into stages and steps. Nothing here raises into the program: a failure is a remark."""
 
@@ -52,9 +57,11 @@ class ScriptRecorder:
         self._patches = Patches()
         self._optimizer = 0  # id of the one whose step ends a step
         self._others: set[int] = set()
-        self._step_is_over = self._is_evaluating = self._is_waiting = self._is_off = False
-        self._is_graph_of_eval = self._trains_in_eval = False  # the last forward was in eval mode; one was learnt from
+        self._phase: Phase = "before"
+        self._eval_forward: Literal["none", "last", "learnt from"] = "none"  # with gradients, in eval mode
+        self._is_waiting = False  # for a loader
         self._evaluates_batches = False  # of a loader that was waited for without gradients
+        self._guard = Guard(self._failed)
         self._seen: set[str] = set()
         self._hooked: list[Any] = []  # removable handles
         self._thread = self._pid = 0
@@ -73,7 +80,7 @@ class ScriptRecorder:
     def stop(self) -> None:
         """End the recording, with what was not told apart and why."""
         manager = self._manager
-        if manager is None or self._is_off or os.getpid() != self._pid:
+        if manager is None or self._phase == "over" or os.getpid() != self._pid:
             return
         self._go_on()
         remarks = manager.timer.remarks
@@ -82,43 +89,36 @@ class ScriptRecorder:
             remarks.add(stage, reasons[stage])
         if manager.timer.marks is not None:
             remarks.add("h2d", COPIES)
-        self._is_off = True
+        self._phase = "over"
         manager.stop(self._error)
 
     @property
-    def _timer(self) -> ProfilerManager | None:
+    def _live(self) -> ProfilerManager | None:
         """The recording, where it has begun and this is its process and thread."""
-        if self._manager is None or self._is_off or torch.compiler.is_compiling():
+        if self._manager is None or self._phase == "over" or torch.compiler.is_compiling():
             return None
         return self._manager if (self._pid, self._thread) == (os.getpid(), threading.get_ident()) else None
 
-    def _guarded(self, action: Callable[..., object], *values: Any) -> None:
-        try:
-            action(*values)
-        except Exception as error:
-            self._is_off = True
-            if self._manager is not None:
-                self._manager.timer.remarks.add("recording from outside", error)
-                self._manager.stop(None)
+    def _failed(self, error: Exception) -> None:
+        self._phase = "over"
+        if self._manager is not None:
+            self._manager.timer.remarks.add("recording from outside", error)
+            self._manager.stop(None)
 
     def _go_on(self) -> None:
-        """Leave an evaluation, and end the step whose optimizer has stepped: the next one begins."""
+        """Leave an evaluation, or end the step whose optimizer has stepped: the next one begins."""
         self._evaluates_batches = False
-        manager = self._manager
-        if manager is None:
-            return
-        if self._is_evaluating:
-            manager.timer.end(EVALUATION)
-            self._is_evaluating = False
-        if self._step_is_over:
-            manager.step()
-            self._step_is_over = False
+        if self._manager is not None and self._phase == "evaluation":
+            self._manager.timer.end(EVALUATION)
+        elif self._manager is not None and self._phase == "stepped":
+            self._manager.step()
+        self._phase = "step"
 
     def _evaluate(self) -> None:
-        if not self._is_evaluating and self._manager is not None:
+        if self._phase != "evaluation" and self._manager is not None:
             self._go_on()
             self._manager.timer.begin(EVALUATION, "excluded")
-            self._is_evaluating = True
+            self._phase = "evaluation"
 
     def _begin(self, stage: str) -> None:
         self._go_on()
@@ -127,11 +127,13 @@ class ScriptRecorder:
             self._manager.timer.begin(stage)
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        manager = self._timer
+        manager = self._live
         if manager is None:
             return original(*args, **kwargs)
-        self._trains_in_eval |= self._is_graph_of_eval
-        self._guarded(self._begin, BACKWARD)
+        if self._eval_forward == "last":
+            self._eval_forward = "learnt from"
+        with self._guard:
+            self._begin(BACKWARD)
         is_whole = False
         try:
             result = original(*args, **kwargs)
@@ -142,14 +144,16 @@ class ScriptRecorder:
 
     def _wait(self, original: Callable[..., Any], *args: Any) -> Any:
         """Time the next batch of a loader, or the start of its workers; the end of the loader is no wait."""
-        manager = self._timer
+        manager = self._live
         if manager is None or self._is_waiting or get_worker_info() is not None:
             return original(*args)
         if not torch.is_grad_enabled():
-            self._guarded(self._evaluate)
+            with self._guard:
+                self._evaluate()
             self._evaluates_batches = True
             return original(*args)
-        self._guarded(self._begin, DATA)
+        with self._guard:
+            self._begin(DATA)
         self._is_waiting = True
         try:
             batch = original(*args)
@@ -163,30 +167,34 @@ class ScriptRecorder:
         finally:
             self._is_waiting = False
         manager.timer.end(DATA)
-        self._guarded(self._count, batch)
+        with self._guard:
+            self._count(batch)
         return batch
 
     def _count(self, batch: Any) -> None:
         """Note the samples of a batch: the rows of the first tensor in it."""
-        tensor = next(tensors_in(batch), None)
+        leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+        tensor = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
         if tensor is not None and tensor.ndim and self._manager is not None:
             self._manager.metrics({"samples": len(tensor)})
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._timer is not None:
-            if self._is_evaluating or id(optimizer) in (self._optimizer, *self._others):
-                self._guarded(self._go_on)
-            self._timer.timer.begin(OPTIMIZER)
+        if self._live is not None:
+            if self._phase == "evaluation" or id(optimizer) in (self._optimizer, *self._others):
+                with self._guard:
+                    self._go_on()
+            self._live.timer.begin(OPTIMIZER)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._manager is None and not self._is_off and not torch.compiler.is_compiling():
-            self._guarded(self._start, optimizer)
-        elif self._timer is not None:
-            self._timer.timer.end(OPTIMIZER)
+        if self._phase == "before" and not torch.compiler.is_compiling():
+            with self._guard:
+                self._start(optimizer)
+        elif self._live is not None:
+            self._live.timer.end(OPTIMIZER)
             if id(optimizer) in self._others:  # twice, and the one that ends a step not at all
                 self._optimizer = id(optimizer)
             if id(optimizer) == self._optimizer:
-                self._step_is_over = True
+                self._phase = "stepped"
                 self._others.clear()
             else:
                 self._others.add(id(optimizer))
@@ -199,7 +207,7 @@ class ScriptRecorder:
         self._optimizer, self._pid, self._thread = id(optimizer), os.getpid(), threading.get_ident()
         self._hook(parameters, manager)
         manager.start(first_step=1)
-        self._manager = manager
+        self._manager, self._phase = manager, "step"
         atexit.register(self.stop)  # before the manager's own, which would call the end unforeseen
 
     def _hook(self, parameters: list[torch.nn.Parameter], manager: ProfilerManager) -> None:
@@ -218,15 +226,20 @@ class ScriptRecorder:
             self._hooked.append(module.register_forward_hook(self._after_forward, always_call=True))
 
     def _before_forward(self, module: torch.nn.Module, *_: Any) -> None:
-        if self._timer is not None:
-            self._is_graph_of_eval = torch.is_grad_enabled() and not module.training
-            is_training = module.training and (torch.is_grad_enabled() or not self._evaluates_batches)
-            is_training |= self._is_graph_of_eval and self._trains_in_eval
-            self._guarded(*((self._begin, FORWARD) if is_training else (self._evaluate,)))
+        if self._live is not None:
+            has_gradients = torch.is_grad_enabled()
+            if self._eval_forward != "learnt from":
+                self._eval_forward = "last" if has_gradients and not module.training else "none"
+            if module.training:
+                is_training = has_gradients or not self._evaluates_batches
+            else:
+                is_training = has_gradients and self._eval_forward == "learnt from"
+            with self._guard:
+                self._begin(FORWARD) if is_training else self._evaluate()
 
     def _after_forward(self, *_: Any) -> None:
-        if self._timer is not None and not self._is_evaluating:
-            self._timer.timer.end(FORWARD)
+        if self._live is not None and self._phase != "evaluation":
+            self._live.timer.end(FORWARD)
 
     def _note_error(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self._error = error

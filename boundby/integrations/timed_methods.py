@@ -59,10 +59,8 @@ class TimedMethods(Patches):
 
     def time(self, owner: Any, path: str, stage: str, wrapper: Wrapper | None = None) -> None:
         """Put a wrapper, by default that of `timed`, at a path below an owner; a remark says what is not there."""
-        place, _, name = path.rpartition(".")
-        try:
-            owner = attrgetter(place)(owner) if place else owner
+        outer, _, name = path.rpartition(".")
+        with self._timer.remarks.guard(f"stage {stage}"):
+            owner = attrgetter(outer)(owner) if outer else owner
             if not self.put(owner, name, wrapper or self.timed(stage)):
                 self._timer.remarks.add(f"stage {stage}", f"there is no {name!r} here: what it would do is in no stage")
-        except Exception as error:
-            self._timer.remarks.add(f"stage {stage}", error)

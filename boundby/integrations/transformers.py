@@ -26,7 +26,7 @@ from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
 from boundby.integrations.timed_methods import TimedMethods
 from boundby.integrations.transformers_hooks import HookMarks
 from boundby.patches import Patches, Wrapper
-from boundby.remarks import Remarks, Say
+from boundby.remarks import Guard, Remarks, Say
 from boundby.trace import op_stats, read_trace
 from boundby.trace.intervals import host_tree
 from boundby.trace.links import links
@@ -80,32 +80,27 @@ def write_iteration(
     def path(name: str) -> Path:
         return folder / f"rank{manifest.rank}_{name}"
 
-    def attempt(what: str, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:
-            remarks.add(f"{folder.name}: {what}", error)
+    def guard(what: str) -> Guard:
+        return remarks.guard(f"{folder.name}: {what}")
 
-    def write_key_averages() -> None:
-        """Write the operators by shapes and stack; several processes write a table each."""
-        lines = table_lines(table_rows(op_stats(own_trace(), ("shapes", "stack"))))
-        name = file_name(KEY_AVERAGES, manifest.rank, manifest.world_size)
-        files.write_text(folder / name, "\n".join([*lines, ""]))
-
-    def write_memory_timeline() -> None:
-        trace = own_trace()
-        uses = memory_use(trace, host_tree(trace), window(trace, links(trace)))
-        files.write_text(path(MEMORY_TIMELINE), memory_page(uses, f"Memory of rank {manifest.rank}, {folder.name}"))
-
-    attempt("trace", lambda: give_name(trace_path, path(TRACE)))
+    with guard("trace"):
+        give_name(trace_path, path(TRACE))
     if exports.key_averages:
-        attempt(KEY_AVERAGES, write_key_averages)
+        with guard(KEY_AVERAGES):  # by shapes and stack; several processes write a table each
+            lines = table_lines(table_rows(op_stats(own_trace(), ("shapes", "stack"))))
+            name = file_name(KEY_AVERAGES, manifest.rank, manifest.world_size)
+            files.write_text(folder / name, "\n".join([*lines, ""]))
     if exports.memory_timeline:
-        attempt("memory timeline", write_memory_timeline)
-        if snapshot:
-            attempt("memory snapshot", lambda: give_name(snapshot, path(SNAPSHOT)))
+        with guard("memory timeline"):
+            trace = own_trace()
+            uses = memory_use(trace, host_tree(trace), window(trace, links(trace)))
+            files.write_text(path(MEMORY_TIMELINE), memory_page(uses, f"Memory of rank {manifest.rank}, {folder.name}"))
+    if exports.memory_timeline and snapshot:
+        with guard("memory snapshot"):
+            give_name(snapshot, path(SNAPSHOT))
     if exports.stacks and cycle.stacks and stacks:  # of several cycles the last one alone records them
-        attempt("stacks", lambda: give_name(stacks, path(STACKS)))
+        with guard("stacks"):
+            give_name(stacks, path(STACKS))
 
 
 def nsight_command(report: str, cycles: int, program: Sequence[str]) -> str:
@@ -126,26 +121,25 @@ class StageRanges:
         self._remarks = remarks
         self._open: dict[str, int] = {}
         self._is_on = True
+        self._guard = Guard(self._failed)
 
     def begin(self, name: str) -> None:
         """Begin the range of a stage; one of this name that never ended ends first."""
         self.end(name)
-        self._attempt(lambda: self._open.update({name: torch.cuda.nvtx.range_start(name)}))
+        if self._is_on:
+            with self._guard:
+                self._open[name] = torch.cuda.nvtx.range_start(name)
 
     def end(self, name: str, seconds: float = 0.0) -> None:
         """End the range of a stage."""
         opened = self._open.pop(name, None)
-        if opened is not None:
-            self._attempt(lambda: torch.cuda.nvtx.range_end(opened))
+        if self._is_on and opened is not None:
+            with self._guard:
+                torch.cuda.nvtx.range_end(opened)
 
-    def _attempt(self, action: Callable[[], object]) -> None:
-        if not self._is_on:
-            return
-        try:
-            action()
-        except Exception as error:
-            self._is_on = False
-            self._remarks.add("NVTX ranges", error)
+    def _failed(self, error: Exception) -> None:
+        self._is_on = False
+        self._remarks.add("NVTX ranges", error)
 
 
 class NsightMode:
@@ -248,6 +242,7 @@ class ProfCallback(TrainerCallback):
         )
         report = nsight_systems_output_file or str(self.output_dir / "nsys_profile.nsys-rep")
         self.nsight = NsightMode(report) if enable_nsight_systems else None
+        self.guard = Guard(self._failed)
         self.manager: ProfilerManager | None = None  # of the training that runs, or of the last one
         self._marks: HookMarks | None = None
         self._attachment: Attachment | None = None
@@ -310,28 +305,27 @@ class ProfCallback(TrainerCallback):
     def stop(self, error: BaseException | None = None) -> None:
         """End the profile and write it; `error` is what ended the training, None where it ended well."""
         if self._marks:
-            self.guarded(self._marks.train_end)
+            with self.guard:
+                self._marks.train_end()
             self._marks = None
         if self.manager and not self._has_ended:
             self._has_ended = True
             self.manager.stop(error)
             if self._reports and self.manager.timer.options.rank == 0:
-                self.guarded(lambda: self.say(self.manager.told() if self.manager else ""))
+                with self.guard:
+                    self.say(self.manager.told())
 
-    def guarded(self, action: Callable[[], object]) -> None:
-        """Do it; a failure becomes a remark."""
-        try:
-            action()
-        except Exception as error:
-            if self.manager:
-                self.manager.timer.remarks.add("callback", error)
-            else:
-                logger.warning("the profiler of the training stays off: %s", error)
+    def _failed(self, error: Exception) -> None:
+        if self.manager:
+            self.manager.timer.remarks.add("callback", error)
+        else:
+            logger.warning("the profiler of the training stays off: %s", error)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to profile."""
         if not self._attachment:
-            self.guarded(lambda: self._begin(args, state, kwargs.get("model")))
+            with self.guard:
+                self._begin(args, state, kwargs.get("model"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the profile."""
@@ -369,9 +363,9 @@ class ProfCallback(TrainerCallback):
         self._mark(keep)
 
     def _mark(self, action: Callable[[HookMarks], object]) -> None:
-        marks = self._marks
-        if marks:
-            self.guarded(lambda: action(marks))
+        if self._marks:
+            with self.guard:
+                action(self._marks)
 
     def _begin(self, args: Any, state: Any, model: Any) -> None:
         self._marks = HookMarks(self.start(args, state).timer)
@@ -455,7 +449,8 @@ class Attachment:
             self._methods.end(stages.SCHEDULER)
         call = functools.partial(self._methods.timed(stages.CALLBACKS), original) if self._methods else original
         result = call(event, args, state, control, **kwargs)
-        self._callback.guarded(lambda: self._after(event, args, state, kwargs))
+        with self._callback.guard:
+            self._after(event, args, state, kwargs)
         return result
 
     def _after(self, event: str, args: Any, state: Any, kwargs: dict[str, Any]) -> None:

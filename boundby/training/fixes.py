@@ -16,10 +16,9 @@ from typing import Any
 import psutil
 import torch
 
-from boundby.compile_cache import use_private_cache
+from boundby.compile_cache import COMPILE_OPTIONS, compile_obstacle, use_private_cache
 from boundby.device import is_gpu, raise_if_lost
 from boundby.disturbance import Watch, usable_cpus
-from boundby.inference.strategies import COMPILE_OPTIONS, compile_obstacle
 from boundby.roofline import Interval
 from boundby.stats import estimate
 from boundby.timer import Timer

@@ -348,7 +348,7 @@ class Interruptions:
             self._compiler.remove_end_callback(self._compile_ended)
 
     def _collected(self, phase: str, info: Mapping[str, int]) -> None:
-        """Queue a collection that has ended: one may fall into the handling of another event, so none is handled now.
+        """Note a collection that has ended.
 
         Short ones, which every loop has hundreds of, are left in the stage in which they fall.
         """
@@ -360,9 +360,7 @@ class Interruptions:
         if phase == "start":
             self._began_ns = now
         elif self._began_ns and now - self._began_ns >= SHORT_COLLECTION_NS:
-            here = recorder.thread.state
-            recorder.events.append(("begin", here, self._began_ns, stages.GARBAGE_COLLECTION, "stage"))
-            recorder.events.append(("end", here, now, stages.GARBAGE_COLLECTION, False))
+            recorder.collected(self._began_ns, now)
 
     def _compile_began(self, *_: object) -> None:
         self._timer.begin(stages.COMPILE)

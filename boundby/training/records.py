@@ -125,8 +125,8 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, rename={"metric_rows
     rank: Rank
     world_size: Processes
     pid: int | None
-    host: str | None = None  # where that process is, by `environment.host_id`; None in documents of an earlier version
-    launcher: int | None = None  # its parent process there
+    host: str  # where that process is, by `environment.host_id`
+    launcher: int | None  # its parent process there
     started_unix_s: float | None
     written_unix_s: float | None
     elapsed_s: float

@@ -144,13 +144,10 @@ def _of_process(times: StageTimes) -> dict[str, Any]:
 
 
 def trace_verdict_of(summary: Any) -> Verdict | None:
-    """Return the verdict on the trace that stands in a summary, None where there is none that can be read.
-
-    Until version 0.2 it stood under `verdict`, and the one on the run under `training_verdict`.
-    """
+    """Return the verdict on the trace that stands in a summary, None where there is none that can be read."""
     try:
-        found = summary["verdict"] if "training_verdict" in summary else summary["trace_verdict"]
-        return Verdict.from_dict(found) if found else None
+        verdict = summary["trace_verdict"]
+        return Verdict.from_dict(verdict) if verdict else None
     except (LookupError, TypeError, ValueError):
         return None
 
@@ -188,13 +185,13 @@ def remove_earlier(place: RunFiles) -> str | None:
 def goes_on(times: StageTimes) -> bool:
     """Tell whether a process that may be alive writes these; a later one may have got its number.
 
-    One elsewhere, or nobody knows where, counts as alive until it has written nothing for a day.
+    One on another host counts as alive until it has written nothing for a day.
     """
     if times.status != "running":
         return False
-    if times.host != host_id() and time.time() - (times.written_unix_s or times.started_unix_s or 0.0) < SILENT_S:
-        return True
-    if times.pid is None or times.host not in (None, host_id()):
+    if times.host != host_id():
+        return time.time() - (times.written_unix_s or times.started_unix_s or 0.0) < SILENT_S
+    if times.pid is None:
         return False
     import psutil  # takes 10 ms, and is needed after a run alone that was killed or goes on
 

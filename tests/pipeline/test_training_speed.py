@@ -42,9 +42,8 @@ def clock(monkeypatch):
 
 
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("framework", ["loop", "trainer", "lightning"])
-def test_export_recording_and_setup_are_in_no_speed_of_a_training(tmp_path, framework):
-    overrides = [f"framework={framework}", f"profiling.output_dir={tmp_path / 'logs'}", *SETTINGS]
+def test_export_recording_and_setup_are_in_no_speed_of_a_training(tmp_path):
+    overrides = [f"profiling.output_dir={tmp_path / 'logs'}", *SETTINGS]
     settings = load(TrainingSettings, ROOT / "configs" / "training.yaml", overrides)
     said: list[str] = []
     run.run(settings, None, tmp_path / "run", said.append, said.append)

@@ -1,1 +1,1 @@
-"""Demo training loops on data of their own, to be profiled: plain PyTorch, the Trainer of transformers, Lightning."""
+"""Training runs: a plain loop to profile, programs recorded from outside, and what their folders hold."""

@@ -37,8 +37,6 @@ HEADERS = ("fix", "predicted,\n90 %", "at most", "measured,\n95 %", "as predicte
 
 def recorded(settings: TrainingSettings) -> TrainingSettings:
     """Return the settings of the run that the trials follow. Raises InputError where they could not follow one."""
-    if settings.framework != "loop":
-        raise InputError(f"--try changes the plain loop, and framework is {settings.framework!r}: --framework loop")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("--try times one process; start it without torchrun")
     return settings.model_copy(update={"profiling": settings.profiling.model_copy(update={"enabled": True})})

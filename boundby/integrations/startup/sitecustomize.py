@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,13 @@ NOT_RECORDED = "not_recorded.txt"
 
 
 class AfterTorch:
-    """Finds torch as the others would, and has what it loads recorded; finds this library where no other does."""
-
-    is_looking = False
+    """Finds torch on the path, and has what it loads recorded; finds this library where no other does."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of torch, whose loader starts the recording, or of this library; None for all else."""
         if name == "boundby":
-            return importlib.machinery.PathFinder.find_spec(name, [str(LIBRARY)])
-        if name != "torch" or self.is_looking:
-            return None
-        self.is_looking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.is_looking = False
+            return PathFinder.find_spec(name, [str(LIBRARY)])
+        spec = PathFinder.find_spec(name, path) if name == "torch" else None
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
@@ -50,20 +43,17 @@ def watch() -> None:
     """Record the steps of this program from now on; where that cannot be, leave why."""
     folder = Path(os.environ[FOLDER_VARIABLE])
     try:
-        script = importlib.import_module("boundby.integrations.script")
-        script.record(folder)
+        importlib.import_module("boundby.integrations.script").record(folder)
     except BaseException as error:  # whatever it is: the program goes on
-        why = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError):
-            why = f"{sys.executable} lacks {error.name}: install boundby there too (pip install boundby)"
+        why = f"{sys.executable} cannot load boundby (pip install boundby): {type(error).__name__}: {error}\n"
         with contextlib.suppress(OSError), (folder / NOT_RECORDED).open("w", encoding="utf-8") as file:
-            file.write(why + "\n")
+            file.write(why)
 
 
 def give_way() -> None:
     """Run the `sitecustomize` that would have run without this one."""
     others = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
