@@ -228,33 +228,11 @@ def _without_doubles(gains: Sequence[Gain]) -> list[Gain]:
 
 def loads(counted: Sequence[CountedWork]) -> list[OperatorLoad]:
     """Return what each operator does in one forward, as the mean over forwards that were counted."""
-    sums: dict[tuple[object, ...], list[float]] = {}
-    is_timed = all(operator.seconds is not None for work in counted for operator in work.operators)
-    for operator in itertools.chain.from_iterable(work.operators for work in counted):
-        other = operator.bytes - operator.given_bytes
-        values = (
-            operator.calls,
-            operator.flops,
-            operator.given_bytes,
-            other,
-            operator.new_bytes,
-            operator.seconds or 0.0,
-        )
-        total = sums.setdefault((operator.name, operator.shapes), [0.0] * len(values))
-        total[:] = [one + more for one, more in zip(total, values, strict=True)]
-    n = len(counted)
-    return [
-        OperatorLoad(
-            name=str(name),
-            calls=calls / n,
-            flops=flops / n,
-            weight_bytes=weight_bytes / n,
-            other_bytes=other_bytes / n,
-            new_bytes=new_bytes / n,
-            seconds=seconds / n if is_timed else None,
-        )
-        for (name, _), (calls, flops, weight_bytes, other_bytes, new_bytes, seconds) in sums.items()
-    ]
+    total: dict[tuple[object, ...], OperatorLoad] = {}
+    for load in itertools.chain.from_iterable(work.operators for work in counted):
+        key = load.name, load.shapes
+        total[key] = total[key] + load if key in total else load
+    return [load.shared(len(counted)) for load in total.values()]
 
 
 def counted_quietly(work: Work, clock: Clock | None) -> CountedWork:

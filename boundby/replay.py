@@ -10,18 +10,21 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import add
 from statistics import mean, median
 from typing import Any
 
 import torch
+from msgspec import structs
+from torch.utils._pytree import tree_map_only
 
 from boundby.bench import Bench
 from boundby.device import raise_if_lost
 from boundby.formatting import first_line
 from boundby.known import Missing
 from boundby.recording import Marked, Program, Recording, Step, program, record
-from boundby.roofline import Interval, OperatorLoad
+from boundby.roofline import Interval
 from boundby.split import Cut, CutKind, Replay, ReplayedOperator, ShapeTime, Variant
 from boundby.stats import estimate
 from boundby.timer import CHUNK, Chunked, DeviceQueue, Timer, Work
@@ -178,7 +181,7 @@ def replay(
         forward_s=_middle([each.forward for each in rounds.counted]),
         in_order_s=_middle([each.in_order for each in rounds.counted]),
         dispatch_s=instruments.dispatch_s,
-        views_s=sum(hot.seconds.get(step.key, 0.0) for step in recording.steps if step.cost is None),
+        views_s=sum(hot.seconds.get(step.key, 0.0) for step in recording.steps if step.load is None),
         calls=len(recording.steps),
         weights_bytes=recording.leaf_bytes if weights_bytes is None else weights_bytes,
         on_host=bench.on_host,
@@ -387,7 +390,7 @@ class _Replayer:
         totals: dict[Any, float] = {}
         calls: dict[Any, int] = {}
         for step, seconds in zip(self.recording.steps, in_order, strict=True):
-            if step.cost is not None or self.instruments.dispatch_s:
+            if step.load is not None or self.instruments.dispatch_s:
                 totals[step.key] = totals.get(step.key, 0.0) + seconds
                 calls[step.key] = calls.get(step.key, 0) + 1
         left = self.left_s / WALKS - sum(in_order)
@@ -408,7 +411,7 @@ class _Replayer:
         if any(not slot.made for slot in step.changed):
             raise _NotReplayableError("it changes what was there before the forward")
         if step.changed:  # what it changes is needed by the steps that follow
-            args, kwargs = _cloned(args), _cloned(kwargs)
+            args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         call = step.func._op
 
         def several(number: int) -> Chunked:
@@ -435,41 +438,21 @@ def _calls(block_s: float, once: float) -> int:
     return min(MOST_CALLS, max(1, math.ceil(block_s / max(once, 1e-9))))
 
 
-def _cloned(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, list | tuple):
-        return type(value)(_cloned(element) for element in value)
-    return {name: _cloned(element) for name, element in value.items()} if isinstance(value, dict) else value
-
-
 def _operators(
     recording: Recording, in_order: Sequence[float] | None, hot: _Hot, shares: dict[Any, float] | Missing
 ) -> Iterator[ReplayedOperator]:
     """Yield each distinct operator with all its calls."""
     groups: dict[Any, list[int]] = {}
     for number, step in enumerate(recording.steps):
-        if step.cost is not None:
+        if step.load is not None:
             groups.setdefault(step.key, []).append(number)
     for key, numbers in groups.items():
-        step, seconds = recording.steps[numbers[0]], hot.seconds.get(key)
-        costs = [cost for number in numbers if (cost := recording.steps[number].cost)]
-        moved, given = sum(cost.bytes for cost in costs), sum(cost.given_bytes for cost in costs)
+        hot_s = hot.seconds.get(key)
         in_order_s = None if in_order is None else sum(in_order[number] for number in numbers)
-        load = OperatorLoad(
-            name=step.name,
-            calls=len(numbers),
-            flops=sum(cost.flops for cost in costs),
-            weight_bytes=given,
-            other_bytes=moved - given,
-            new_bytes=sum(cost.new_bytes for cost in costs),
-            seconds=in_order_s,
-        )
+        load = reduce(add, filter(None, (recording.steps[number].load for number in numbers)))
         yield ReplayedOperator(
-            load=load,
-            shapes=step.shapes,
-            dtype=step.dtype,
-            hot_s=None if seconds is None else seconds * len(numbers),
+            load=structs.replace(load, seconds=in_order_s),
+            hot_s=None if hot_s is None else hot_s * len(numbers),
             in_order_s=in_order_s,
             padding_share=None if isinstance(shares, Missing) else shares.get(key),
         )
@@ -487,7 +470,7 @@ def _cuts(recording: Recording, in_order: Sequence[float], hot: _Hot) -> Iterato
         yield Cut(reason[0], names, sum(seconds for _, seconds in cut), reason[1])
 
 
-Amounts = dict[str, list[int]]  # FLOPs, or bytes where there are none, of each call of an operator in order
+Amounts = dict[str, list[float]]  # FLOPs, or bytes where there are none, of each call of an operator in order
 
 
 @dataclass(frozen=True)
@@ -512,8 +495,8 @@ def _shorter(lengths: Lengths | None) -> list[_Shorter]:
 def _amounts(recording: Recording) -> Amounts:
     found: Amounts = {}
     for step in recording.steps:
-        if step.cost is not None:
-            found.setdefault(step.name, []).append(step.cost.flops or step.cost.bytes)
+        if step.load is not None:
+            found.setdefault(step.name, []).append(step.load.flops or step.load.bytes)
     return found
 
 
@@ -537,7 +520,7 @@ def _padding_shares(
     counts = [{name: len(amounts) for name, amounts in each.items()} for each in (own, *(o.amounts for o in shorter))]
     places: dict[str, int] = {}
     for step in recording.steps:
-        if step.cost is None:
+        if step.load is None:
             continue
         place = places[step.name] = places.get(step.name, -1) + 1
         if len({count.get(step.name) for count in counts}) > 1:

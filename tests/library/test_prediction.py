@@ -12,16 +12,12 @@ from boundby.verdict import Fix, Gain
 LIMITS = Limits(Interval.exact(2.0**10), ((2**40, Interval.exact(2.0**8)),), Interval.exact(2.0**-6))
 PRODUCT = ReplayedOperator(
     OperatorLoad("aten::mm", 2, flops=2.0**11, weight_bytes=0.0, other_bytes=2.0**4),  # 2 s of arithmetic
-    ((8, 8), (8, 8)),
-    "float32",
     hot_s=4.5,
     in_order_s=8.5,
     padding_share=0.5,
 )
 ADDITION = ReplayedOperator(
     OperatorLoad("aten::add", 2, flops=0.0, weight_bytes=0.0, other_bytes=2.0**8),  # 1 s of memory
-    ((8,), (8,)),
-    "float32",
     hot_s=2.0,
     in_order_s=2.0,
     padding_share=0.25,

@@ -93,7 +93,7 @@ def test_a_forward_is_its_operators_and_what_is_between_them(machine):
     found = replayed(model(torch.ones(4, 8), WEIGHTS, between_s=2.0**-5))
     [operator] = found.operators
     assert operator.load.calls == found.calls == 2
-    assert (operator.shapes, operator.load.flops) == (((4, 8), (8,)), 64)
+    assert (operator.load.shapes, operator.load.flops) == (((4, 8), (8,)), 64)
     assert operator.hot_s == 2 * 4 * KERNEL_S  # the weights of one call, hot
     assert found.in_order_s.value == operator.in_order_s == 2 * (4 * KERNEL_S + machine.cold_s)
     assert found.forward_s.value == found.in_order_s.value + 2 * 2.0**-5
