@@ -59,14 +59,7 @@ class Step:
     @cached_property
     def changed(self) -> tuple[Slot, ...]:
         """The slots that the operator writes to in place."""
-        named = dict(zip((argument.name for argument in self.func._schema.arguments), self.args, strict=False))
-        named.update(self.kwargs)
-        writes = [
-            argument.name
-            for argument in self.func._schema.arguments
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        return tuple(slot for name in writes if name in named for slot in _slots_in(named[name]))
+        return tuple(_slots_in(operators.written(self.func, self.args, self.kwargs)))
 
 
 @dataclass

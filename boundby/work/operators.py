@@ -177,9 +177,15 @@ def writes(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out
 
     An operator that changes scattered parts of a tensor (index_put_, scatter_) counts as changing all of it.
     """
-    changed = [value for argument, value in _bound(func, args, kwargs) if _is_written(argument)]
-    accesses = {id(tensor): (tensor, nbytes(tensor)) for tensor in tensors_in([changed, out])}
+    changed = [*tensors_in(written(func, args, kwargs)), *tensors_in(out)]
+    accesses = {id(tensor): (tensor, nbytes(tensor)) for tensor in changed}
     return list(accesses.values())
+
+
+def written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that the operator writes to in place."""
+    bound = _bound(func, args, kwargs)
+    return [value for argument, value in bound if argument.alias_info is not None and argument.alias_info.is_write]
 
 
 def nbytes(tensor: torch.Tensor) -> int:
@@ -215,10 +221,6 @@ def _bound(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     arguments = func._schema.arguments
     named = {argument.name: argument for argument in arguments}
     return [*zip(arguments, args, strict=False), *((named[name], value) for name, value in kwargs.items())]
-
-
-def _is_written(argument: torch.Argument) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _ignores_first(name: str, kwargs: Mapping[str, Any]) -> bool:
