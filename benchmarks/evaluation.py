@@ -62,7 +62,7 @@ from boundby.inference import (
 from boundby.inference.engines import ENGINES, MOST_CALIBRATION
 from boundby.inference.precision import calibrate
 from boundby.roofline import Interval, OperatorLoad, attribute
-from boundby.work import OperatorWork, count
+from boundby.work import count
 from utils.model_source import ModelSource
 from utils.variants.engines import EngineFailed, EngineProcess
 
@@ -391,7 +391,7 @@ def roofline_of(predictor: Predictor, texts: Sequence[str], weights_bytes: float
     for forward in predictor.forwards(predictor.tokenize(texts)):
         for each in count(forward, clock=time.perf_counter).operators:
             roof = prepared if each.name in PREPARED else limits
-            found = attribute([_load(each)], roof, weights_bytes, each.seconds or 1e-9, on_host=False)
+            found = attribute([each], roof, weights_bytes, each.seconds or 1e-9, on_host=False)
             least[_kind(each)] += found.compute_s + found.memory_s
             spent[_kind(each)] += each.seconds or 0.0
     return Roofline(sum(least.values()), *({kind: times[kind] for kind in KINDS} for times in (least, spent)))
@@ -411,22 +411,11 @@ def layer_rate(precision: Precision, clock: Callable[[], float] = time.perf_coun
     return 2 * SIZE**3 / min(seconds)
 
 
-def _kind(work: OperatorWork) -> str:
+def _kind(work: OperatorLoad) -> str:
     name = work.name.removeprefix("aten::")
     if "attention" in name:
         return "attention"
     return "products" if name in PRODUCTS else "element-wise"
-
-
-def _load(work: OperatorWork) -> OperatorLoad:
-    return OperatorLoad(
-        name=work.name,
-        calls=work.calls,
-        flops=work.flops,
-        weight_bytes=work.given_bytes,
-        other_bytes=work.bytes - work.given_bytes,
-        new_bytes=work.new_bytes,
-    )
 
 
 def limits_text(ceilings: Ceilings) -> str:

@@ -1,7 +1,7 @@
 """One call that says what a model, or any callable, is bound by: `boundby.explain(model, batch)`."""
 
 import html
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +11,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boundby import card, environment
 from boundby.attention_mask import unread
-from boundby.bottleneck import Extras, bottleneck
+from boundby.bench import Bench
+from boundby.bottleneck import Call, Machine, bottleneck
 from boundby.ceilings import Ceilings, measure
-from boundby.device import (
-    describe,
-    device_queue,
-    float32_precision,
-    gpu_source,
-    is_host,
-    made_current,
-    pick_device,
-    synchronizer,
-)
-from boundby.disturbance import HostCounters, Watch
-from boundby.timer import Timer, Work
+from boundby.device import describe, float32_precision, is_host, made_current, pick_device
+from boundby.recording import dtype_name
+from boundby.timer import Work
 from boundby.trials import FASTER_PRODUCTS, Candidate, Made
 from boundby.verdict import Fix, Trial, Verdict
 
@@ -95,55 +87,56 @@ def explain(
             "explain(module, batch) takes a module with its inputs, explain(callable) a callable without: "
             f"got {type(model).__name__} and {'no batch' if batch is None else type(batch).__name__}"
         )
-    tensors = [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     if isinstance(model, torch.nn.Module):
         tensors = [*model.parameters(), *model.buffers(), *tensors]
-    floats = [each.dtype for each in tensors if each.is_floating_point()]
+    dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     used_device = torch.device(device) if device else tensors[0].device if tensors else pick_device("auto")
-    used_dtype = dtype or (floats[0] if floats else torch.float32)
+    used = _Used(used_device, dtype or (dtypes[0] if dtypes else torch.float32))
     if not isinstance(model, torch.nn.Module):
-        return _explained(_with_gradients(model), (), used_device, used_dtype, name or _name(model), None, seconds)
+        return _explained(Call(_with_gradients(model)), used, name or _name(model), None, seconds)
     was_training = model.training
-    inputs = tree_map_only(torch.Tensor, lambda each: each.to(used_device), _plain(batch))
+    inputs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(used.device), _plain(batch))
     try:
         model.eval()
         with torch.inference_mode():
             ready = unread(model, inputs)
-            bare = None if ready is None or is_host(used_device) else _forward(model, ready)
-            work, candidates = _forward(model, inputs), list(_in_other_dtypes(model, inputs, used_dtype))
-            shown = name or type(model).__name__
-            return _explained(work, candidates, used_device, used_dtype, shown, _shape(inputs), seconds, bare)
+            call = Call(
+                _forward(model, inputs),
+                bare=None if ready is None or is_host(used.device) else _forward(model, ready),
+                candidates=list(_in_other_dtypes(model, inputs, used.dtype)),
+            )
+            return _explained(call, used, name or type(model).__name__, _shape(inputs), seconds)
     finally:
         model.train(was_training)
 
 
-def _explained(  # noqa: PLR0913, PLR0917  (of one caller, above)
-    work: Work,
-    candidates: Sequence[Candidate],
-    device: torch.device,
-    dtype: torch.dtype,
-    name: str,
-    shape: str | None,
-    seconds: float,
-    bare: Work | None = None,
-) -> Explanation:
-    timer, queue = Timer(synchronize=synchronizer(device)), device_queue(device)
-    watch = Watch(HostCounters(), source=(source := gpu_source(device)))
-    work()  # what it raises is the caller's, before anything is measured
-    began = timer.clock()
-    limits = _limits(device, dtype, min(CEILINGS_S, seconds / 4))
-    left = max(0.0, seconds - (timer.clock() - began))
-    extras = Extras(candidates=candidates, bare=bare, replay_s=left / 2, trials_s=left / 2, source=source)
-    in_words = str(dtype).removeprefix("torch.")
-    with made_current(device):
-        verdict = bottleneck(work, limits, in_words, timer=timer, queue=queue, watch=watch, extras=extras)
-    took = verdict.owners and sum(owner.seconds for owner in verdict.owners)
+@dataclass(frozen=True)
+class _Used:
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def machine(self) -> str:
+        """The processor in words."""
+        return environment.cpu_in_words() if is_host(self.device) else str(describe(self.device)["name"])
+
+
+def _explained(call: Call, used: _Used, name: str, shape: str | None, seconds: float) -> Explanation:
+    bench = Bench.of(used.device)
+    call.work()  # what it raises is the caller's, before anything is measured
+    began = bench.timer.clock()
+    limits = _limits(used, min(CEILINGS_S, seconds / 4))
+    bench = bench.within(max(0.0, seconds - (bench.timer.clock() - began)))
+    dtype = dtype_name(used.dtype)
+    with made_current(used.device):
+        verdict = bottleneck(call, Machine(limits, dtype), bench)
     facts = card.Facts(
         model=name,
-        machine=environment.cpu_in_words() if is_host(device) else str(describe(device)["name"]),
-        dtype=in_words,
+        machine=used.machine,
+        dtype=dtype,
         shape=shape,
-        seconds=took or timer.isolated(work),
+        seconds=sum(owner.seconds for owner in verdict.owners) or bench.timer.isolated(call.work),
         verdict=verdict,
         next=_next(verdict),
         doubts=[doubt.text for doubt in verdict.doubts],
@@ -151,12 +144,12 @@ def _explained(  # noqa: PLR0913, PLR0917  (of one caller, above)
     return Explanation(verdict, facts, limits)
 
 
-def _limits(device: torch.device, dtype: torch.dtype, seconds: float) -> Ceilings:
+def _limits(used: _Used, seconds: float) -> Ceilings:
     """Return the limits of this machine, measured once in a process."""
-    key = (str(device), dtype, torch.get_num_threads(), float32_precision())
+    key = (str(used.device), used.dtype, torch.get_num_threads(), float32_precision())
     if key not in _ceilings:
-        dtypes = dict.fromkeys(str(each).removeprefix("torch.") for each in (dtype, torch.float32, torch.bfloat16))
-        _ceilings[key] = measure(device, dtypes=list(dtypes), budget_s=seconds)
+        dtypes = dict.fromkeys(map(dtype_name, (used.dtype, torch.float32, torch.bfloat16)))
+        _ceilings[key] = measure(used.device, dtypes=list(dtypes), budget_s=seconds)
     return _ceilings[key]
 
 
@@ -199,7 +192,7 @@ def _in_other_dtypes(model: torch.nn.Module, inputs: Any, dtype: torch.dtype) ->
 
 def _shape(inputs: Any) -> str | None:
     """Return the shape of the largest input: `8 × 154`."""
-    tensors = [each for each in tree_leaves(inputs) if isinstance(each, torch.Tensor) and each.dim()]
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     return " × ".join(map(str, max(tensors, key=torch.Tensor.numel).shape)) if tensors else None
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from boundby.known import Missing
+from boundby.known import Missing, known
 from boundby.roofline import Attribution, Interval, Limits, OperatorLoad, attribute
 from boundby.split import Cut, Split
 from boundby.verdict import (
@@ -32,8 +32,8 @@ from boundby.verdict import (
     Reference,
     Sign,
     Trial,
+    Tried,
     Unsettled,
-    Untried,
     Verdict,
     inconclusive,
     plain,
@@ -52,7 +52,6 @@ MOST_UNEXPLAINED = 0.5  # of the time, to call anything else what limits
 LEAST_CAUSE = 0.02  # of the time, for an owner to be named
 LEAST_RIVAL = 0.2  # of the time, for a bound to be what limits after all
 CLEAR_PREDICTION = 1.1  # a factor, or one over it, that shows whether a prediction came true
-UNKNOWN_WORK = Doubt("work", "the work of the forward or the limits of the machine are not known")
 SAID: dict[Sign, str] = {
     "confirms": "as predicted",
     "too_uncertain": "too uncertain to tell",
@@ -93,61 +92,88 @@ class Times(msgspec.Struct, frozen=True):
         return self.device_s or self.isolated_s
 
 
-def judge(  # noqa: PLR0913  (each is one kind of evidence)
-    times: Times,
-    operators: Sequence[OperatorLoad],
-    limits: Limits | None,
-    *,
-    weights_bytes: float = 0.0,
-    on_host: bool = True,
-    split: Split | None = None,
-    unreplayed: Missing | None = None,
-    reference: Reference | None = None,
-    padding: float | None = None,
-    trials: Sequence[Trial] = (),
-    untried: Sequence[Untried] = (),
-    gains: Sequence[Gain] = (),
-    doubts: Sequence[Doubt] = (),
-    unknown: Doubt = UNKNOWN_WORK,
-) -> Verdict:
-    """Return the verdict on one forward.
+class Forward(msgspec.Struct, frozen=True, dict=True):
+    """One forward as it was measured and counted, and the limits that it is held against.
 
-    `split` is whose the time of the `reference` batch is, `unreplayed` why that is not known. Without a split the bound
-    is found again at every combination of the ends of the intervals. Where evidence leaves several bounds, or trials
-    speak against it, the trials decide; where they cannot, the bound is `mixed`, `alternatives` names what it may be,
-    and `unsettled` what would settle it.
-
-    `padding` is the share of the FLOPs that is for padding. `gains` are those that the caller knows of; those that
-    follow from the evidence are added, and none stays that was tried or is too small to tell. `doubts` are about the
-    measurement and lower the confidence. `unknown` says why there are no operators or limits.
+    `weights_bytes` is what it cannot help reading; `on_host`: to issue an operator takes time from computing.
     """
-    if limits is None or not operators:
-        return msgspec.structs.replace(
-            inconclusive((*doubts, unknown), gains), trials=tuple(trials), untried=tuple(untried)
-        )
-    context = _Context(times, tuple(operators), limits, weights_bytes, on_host, split)
+
+    times: Times
+    operators: tuple[OperatorLoad, ...]
+    limits: Limits
+    weights_bytes: float = 0.0
+    on_host: bool = True
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """The least time by kind of limit."""
+        return self.attributed(self.operators, self.limits, self.weights_bytes)
+
+    def attributed(self, operators: Sequence[OperatorLoad], limits: Limits, weights_bytes: float) -> Attribution:
+        """Return the least time of other operators, or under other limits, in the time of this forward."""
+        return attribute(operators, limits, weights_bytes, self.times.working_s.value, self.on_host)
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What is known beside the forward itself.
+
+    `split` is whose the time of the `reference` batch is, or why that is not known; None: nobody asked. `padding` is
+    the share of the FLOPs that is for padding. `gains` are those that the caller knows of. `doubts` are about the
+    measurement and lower the confidence.
+    """
+
+    split: Split | Missing | None = None
+    reference: Reference | None = None
+    padding: float | None = None
+    tried: Tried = Tried()
+    gains: Sequence[Gain] = ()
+    doubts: Sequence[Doubt] = ()
+
+
+NOTHING_ELSE = Evidence()
+
+
+def judge(forward: Forward | Doubt, evidence: Evidence = NOTHING_ELSE) -> Verdict:
+    """Return the verdict on one forward; inconclusive where a doubt says why there is none to be judged.
+
+    Without a split the bound is found again at every combination of the ends of the intervals. Where evidence leaves
+    several bounds, or trials speak against it, the trials decide; where they cannot, the bound is `mixed`,
+    `alternatives` names what it may be, and `unsettled` what would settle it.
+
+    To the gains of the caller those are added that follow from the evidence, and none stays that was tried or is too
+    small to tell.
+    """
+    split, trials = known(evidence.split), evidence.tried.trials
+    if isinstance(forward, Doubt):
+        doubts = [*evidence.doubts, *evidence.tried.doubts, forward]
+        nothing = inconclusive(doubts, evidence.gains)
+        return msgspec.structs.replace(nothing, trials=trials, untried=evidence.tried.untried)
+    times = forward.times
+    context = _Context(forward, split)
     found = _found(context, trials)
     confirmation = _confirmation(found.bound, trials, is_split=split is not None)
-    all_doubts = list(dict.fromkeys([*doubts, *found.doubts, *_share_doubts(times, context.label.share)]))
-    evidence = context.evidence(found.bound)
-    if unreplayed is not None:
-        evidence["replay"] = f"the time is not split by owners: {unreplayed.reason}"
+    doubts = [*evidence.doubts, *evidence.tried.doubts, *found.doubts, *_share_doubts(times, context.label.share)]
+    doubts = list(dict.fromkeys(doubts))
+    said = context.evidence(found.bound)
+    if isinstance(evidence.split, Missing):
+        said["replay"] = f"the time is not split by owners: {evidence.split.reason}"
     elif split and split.cut:
-        evidence["replay"] = "; ".join(_cut_said(cut, split.seconds) for cut in split.cut)
+        said["replay"] = "; ".join(_cut_said(cut, split.seconds) for cut in split.cut)
+    gains = untested([*evidence.gains, *context.gains(evidence.gains)], trials)
     return Verdict(
         bound=found.bound,
         alternatives=found.alternatives or context.runner_up(found.bound),
         share_of_limit=context.share_of(found.bound),
-        confidence=_confidence(found, confirmation, all_doubts),
+        confidence=_confidence(found, confirmation, doubts),
         confirmation=confirmation,
-        gains=_worthwhile(untested([*gains, *context.gains(gains)], trials), found.bounds, times.isolated_s),
-        evidence=(*evidence.values(), *(_told(trial, found.bound) for trial in trials)),
-        doubts=tuple(all_doubts),
-        trials=tuple(trials),
-        untried=tuple(untried),
-        reference=reference,
+        gains=_worthwhile(gains, found.bounds, times.isolated_s),
+        evidence=(*said.values(), *(_told(trial, found.bound) for trial in trials)),
+        doubts=tuple(doubts),
+        trials=trials,
+        untried=evidence.tried.untried,
+        reference=evidence.reference,
         owners=split.owners if split else (),
-        limited_by=tuple(_causes(context, padding, trials)),
+        limited_by=tuple(_causes(context, evidence.padding, trials)),
         products=split.products if split else None,
         unsettled=found.unsettled,
     )
@@ -251,7 +277,7 @@ def _came_true(trial: Trial) -> bool:
 
 def _causes(context: "_Context", padding: float | None, trials: Sequence[Trial]) -> list[Cause]:
     """Return what limits, most of the time first: padding, what brings the input, and owners without their padding."""
-    forward_s = context.times.isolated_s.value
+    forward_s = context.forward.times.isolated_s.value
     whole_s = forward_s + sum(context.brought.values())
     causes = [Cause(kind, seconds / whole_s) for kind, seconds in context.brought.items()]
     net, wasted = context.net_shares(padding)
@@ -309,17 +335,8 @@ def _ends(of: Interval) -> tuple[Interval, Interval]:
 
 
 class _Context(msgspec.Struct, frozen=True, dict=True):
-    times: Times
-    operators: tuple[OperatorLoad, ...]
-    limits: Limits
-    weights_bytes: float
-    on_host: bool
+    forward: Forward
     split: Split | None = None
-
-    @cached_property
-    def attribution(self) -> Attribution:
-        seconds = self.times.working_s.value
-        return attribute(self.operators, self.limits, self.weights_bytes, seconds, self.on_host)
 
     @property
     def brought(self) -> "dict[Brought, float]":
@@ -327,8 +344,11 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
 
         That is where they take no less than the forward, with the host's time to issue it.
         """
-        named: dict[Brought, float | None] = {"input": self.times.input_s, "transfer": self.times.transfer_s}
-        least = self.times.isolated_s.value
+        named: dict[Brought, float | None] = {
+            "input": self.forward.times.input_s,
+            "transfer": self.forward.times.transfer_s,
+        }
+        least = self.forward.times.isolated_s.value
         found = [(kind, seconds) for kind, seconds in named.items() if seconds is not None and seconds >= least]
         return dict(sorted(found, key=lambda item: -item[1]))
 
@@ -354,13 +374,13 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             return self.shares["launch"]
         if self.split is not None:
             return self.split.share("compute") + self.split.share("memory")
-        return self.attribution.least_s / self.times.working_s.value
+        return self.forward.attribution.least_s / self.forward.times.working_s.value
 
     @cached_property
     def shares(self) -> Mapping[Bound, float]:
         """The share of the time by bound: of its owners, or of its least time by the limits."""
         if self.split is None:
-            found, seconds = self.attribution, self.times.working_s.value
+            found, seconds = self.forward.attribution, self.forward.times.working_s.value
             least: dict[Bound, float] = {
                 "compute": found.compute_s / seconds,
                 "memory": found.memory_s / seconds,
@@ -402,12 +422,12 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
     @property
     def half_width(self) -> float:
         """Half of the widest interval that the bound rests on, as a share of its value."""
-        known = [self.times.isolated_s, self.times.working_s, self.limits.flops_per_s]
+        known = [self.forward.times.isolated_s, self.forward.times.working_s, self.forward.limits.flops_per_s]
         return max((each.high - each.low) / (2 * each.value) for each in known)
 
     def _bound(self) -> tuple[Bound, float]:
         """Return the bound, and the time that this limit alone needs over the time measured."""
-        times, attribution = self.times, self.attribution
+        times, attribution = self.forward.times, self.forward.attribution
         isolated, working = times.isolated_s.value, times.working_s.value
         if self.brought:
             kind, seconds = next(iter(self.brought.items()))
@@ -425,25 +445,26 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
 
     def _waits_for_host(self) -> bool:
         """Tell whether the device waits for the host; an unknown device time is replaced by the isolated one."""
-        device, enqueue = self.times.working_s.value, self.times.enqueue_s
-        if self.on_host:
+        device, enqueue = self.forward.times.working_s.value, self.forward.times.enqueue_s
+        if self.forward.on_host:
             return False
         is_late = enqueue is not None and enqueue >= LATE_HOST * device
-        return is_late or 1 - device / self.times.isolated_s.value >= IDLE_DEVICE
+        return is_late or 1 - device / self.forward.times.isolated_s.value >= IDLE_DEVICE
 
     def _bounds_at_the_ends(self) -> Iterator[Bound]:
         """Yield the bound at every combination of the ends of isolated and device time, FLOP/s and bytes/s."""
-        device = self.times.device_s
+        device = self.forward.times.device_s
         for rate_end, bytes_end in itertools.product(("low", "high"), repeat=2):
-            limits = self.limits.at(rate_end, bytes_end)
-            for isolated in _ends(self.times.isolated_s):
+            limits = self.forward.limits.at(rate_end, bytes_end)
+            for isolated in _ends(self.forward.times.isolated_s):
                 for working in _ends(device) if device else (None,):
-                    times = msgspec.structs.replace(self.times, isolated_s=isolated, device_s=working)
-                    yield msgspec.structs.replace(self, limits=limits, times=times)._bound()[0]
+                    times = msgspec.structs.replace(self.forward.times, isolated_s=isolated, device_s=working)
+                    forward = msgspec.structs.replace(self.forward, limits=limits, times=times)
+                    yield _Context(forward, self.split)._bound()[0]
 
     def runner_up(self, bound: Bound) -> tuple[Bound, ...]:
         """Return what limits most after the bound, or what the bound is made of."""
-        attribution = self.attribution
+        attribution = self.forward.attribution
         needs: list[tuple[float, Bound]] = [
             (attribution.compute_s, "compute"),
             (attribution.memory_s, "memory"),
@@ -458,7 +479,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
         yield from (gain for gain in self._gains() if gain.fix not in fixes)
 
     def _gains(self) -> Iterator[Gain]:
-        times, attribution = self.times, self.attribution
+        times, attribution = self.forward.times, self.forward.attribution
         isolated, working = times.isolated_s.value, times.working_s.value
         if times.input_s:
             gain = (times.input_s + isolated) / max(times.input_s, isolated)
@@ -467,17 +488,17 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
         if times.device_s is not None and isolated > working:
             basis = "time from idle to idle over the device's own time"
             yield Gain(Fix("issue_at_once"), isolated / working, basis)
-        elif self.on_host:
-            calls = sum(operator.calls for operator in self.operators)
+        elif self.forward.on_host:
+            calls = sum(operator.calls for operator in self.forward.operators)
             basis = (
                 f"small ones among {calls:.0f} operators and the host take {_percent(attribution.launch_share)} of "
                 "the time"
             )
             rest = (1 - attribution.launch_share) * working
-            left = max(rest, attribution.compute_s + attribution.memory_s, self.limits.dispatch_s.value)
+            left = max(rest, attribution.compute_s + attribution.memory_s, self.forward.limits.dispatch_s.value)
             yield Gain(Fix("fuse_operators"), working / left, basis)
         elif times.device_s is None:
-            left = max(attribution.compute_s + attribution.memory_s, self.limits.dispatch_s.value)
+            left = max(attribution.compute_s + attribution.memory_s, self.forward.limits.dispatch_s.value)
             basis = "the device's own time is not known; by the limits it needs that much of the time, or more"
             yield Gain(Fix("issue_at_once"), isolated / left, basis)
         if attribution.least_s > 0:
@@ -486,11 +507,14 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
 
     def evidence(self, bound: Bound) -> dict[str, str]:
         """Return the figures behind the bound, in the order to tell them, by what they are about."""
-        times, attribution, working = self.times, self.attribution, self.times.working_s.value
+        times, attribution, working = self.forward.times, self.forward.attribution, self.forward.times.working_s.value
         isolated_ms = times.isolated_s.value * 1e3
-        flops = sum(operator.flops for operator in self.operators)
-        moved = sum(operator.weight_bytes + operator.other_bytes for operator in self.operators)
-        peak, rates = self.limits.flops_per_s.value, [rate.value / 1e9 for _, rate in self.limits.bytes_per_s]
+        flops = sum(operator.flops for operator in self.forward.operators)
+        moved = sum(operator.weight_bytes + operator.other_bytes for operator in self.forward.operators)
+        peak, rates = (
+            self.forward.limits.flops_per_s.value,
+            [rate.value / 1e9 for _, rate in self.forward.limits.bytes_per_s],
+        )
         parts = {"compute": attribution.compute_s, "memory": attribution.memory_s, "launch": attribution.launch_s}
         shares = ", ".join(f"{name} {_percent(seconds / working)}" for name, seconds in parts.items())
         said = {
@@ -501,7 +525,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             "limits": f"operator by operator the limits need {_percent(attribution.least_s / working)} of the time: "
             f"{shares}",
         }
-        if self.on_host:
+        if self.forward.on_host:
             said["host"] = (
                 f"of the measured time {_percent(attribution.launch_share)} is small operators and the host between "
                 f"them; of the rest {_percent(attribution.memory_share)} is in operators that memory limits"

@@ -7,9 +7,9 @@ were then tried (docs/method.md). A bound takes nothing but the measured limits 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from boundby.roofline import Interval, Limits, OperatorLoad, least_seconds
+from boundby.roofline import Interval, Limits, least_seconds
 from boundby.split import Replay, ReplayedOperator, Split
 from boundby.verdict import Fix, Gain
 
@@ -33,33 +33,37 @@ GROUP_DISPATCHES = 36
 HALF_SIZES = {"float16": 0.5, "bfloat16": 0.5}  # bytes, over those of float32
 
 
-def predictions(  # noqa: PLR0913  (a forward, its machine, and what each fix needs to know)
-    replay: Replay,
-    split: Split,
-    limits_under: Callable[[Fix], Limits | None],
-    *,
-    lengths: Sequence[int] | None = None,
-    input_s: float | None = None,
-    batch_sizes: Sequence[int] = (),
-    tokens_at: Mapping[int, int] | None = None,
+@dataclass(frozen=True)
+class Batches:
+    """What is known of the batch and of others: the tokens of each of its texts, and the seconds to make its input.
+
+    The input is made on one core. `sizes` are the batch sizes to predict, with the tokens to which texts are padded
+    there.
+    """
+
+    lengths: Sequence[int] | None = None
+    sizes: Mapping[int, int] = field(default_factory=dict)
+    input_s: float | None = None
+
+
+def predictions(
+    replay: Replay, split: Split, limits_under: Callable[[Fix], Limits | None], batches: Batches
 ) -> tuple[Gain, ...]:
     """Return the gain that is predicted of each fix that applies, with its 90 % interval, and the most it can bring.
 
     `limits_under` returns the machine's limits under a fix (its dtype, its precision of products; those in use for any
-    other); a fix for which it returns None has no bound and no prediction. `lengths` are the tokens of each text of the
-    batch, `input_s` the seconds to make its input on one core, `batch_sizes` those to predict, with `tokens_at` the
-    tokens to which their texts are padded (as many as here where it does not say). Both ends of a gain are factors of
-    the throughput.
+    other); a fix for which it returns None has no bound and no prediction. Both ends of a gain are factors of the
+    throughput.
     """
     known = _Known(replay, split, limits_under)
-    found = [*known.variants()]
-    if lengths is not None:
-        found += known.without_padding(lengths)
-    found += known.batch_sizes(batch_sizes, tokens_at or {})
-    found += known.issued_otherwise()
-    if input_s:
-        found += known.input_ahead(input_s)
-    return tuple(found)
+    gains = [*known.variants()]
+    if batches.lengths is not None:
+        gains += known.without_padding(batches.lengths)
+    gains += known.batch_sizes(batches.sizes)
+    gains += known.issued_otherwise()
+    if batches.input_s:
+        gains += known.input_ahead(batches.input_s)
+    return tuple(gains)
 
 
 @dataclass(frozen=True)
@@ -131,13 +135,12 @@ class _Known:
         groups = len(set(lengths)) - 1 if self.replay.on_host else 0
         return beyond_s + groups * calls * GROUP_DISPATCHES * self.replay.dispatch_s
 
-    def batch_sizes(self, sizes: Sequence[int], tokens_at: Mapping[int, int]) -> Iterator[Gain]:
+    def batch_sizes(self, sizes: Mapping[int, int]) -> Iterator[Gain]:
         """Yield the gain of other batch sizes: a forward of these samples takes as long with as many tokens in all."""
         if not self.replay.shapes:
             return
         own = self.replay.shapes[-1]
-        for samples in sizes:
-            tokens = tokens_at.get(samples, own.tokens)
+        for samples, tokens in sizes.items():
             per_batch_s = self.seconds_at(tokens * samples / own.samples)
             fix = Fix("batch_size", {"batch_size": samples})
             least_s = self.least_of_shape(fix, samples / own.samples, tokens / own.tokens)
@@ -219,17 +222,8 @@ class _Known:
         if limits is None or now is None:
             return None
         factor = HALF_SIZES.get(str(fix.settings.get("dtype")), 1.0)
-        load = operator.load
-        smaller = OperatorLoad(
-            load.name,
-            load.calls,
-            load.flops,
-            load.weight_bytes * factor,
-            load.other_bytes * factor,
-            load.new_bytes * factor,
-        )
-        weights_bytes = self.replay.weights_bytes
-        compute, memory = least_seconds(smaller, limits, weights_bytes * factor)
+        load, weights_bytes = operator.load, self.replay.weights_bytes
+        compute, memory = least_seconds(load.resized(factor), limits, weights_bytes * factor)
         own = max(least_seconds(load, now, weights_bytes))
         hot = own if operator.hot_s is None else max(0.0, operator.hot_s - load.calls * self.replay.dispatch_s)
         beaten = min(1.0, hot / own) if own else 1.0

@@ -12,13 +12,13 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from boundby.roofline import OperatorLoad
 from boundby.timer import CHUNK, Work
 from boundby.work import operators
-from boundby.work.operators import Cost
 
 Marked = Callable[[Callable[[], Any], Callable[[], None]], list[tuple[Any, Any]]]
 
@@ -40,7 +40,7 @@ class Slot:
 class Step:
     """One call of an operator; in `args` and `kwargs` slots stand for tensors.
 
-    `outputs` are the slots that it fills, with the place of each in the result. `cost` is None for what moves nothing:
+    `outputs` are the slots that it fills, with the place of each in the result. `load` is None for what moves nothing:
     views, queries, bare allocations.
     """
 
@@ -49,9 +49,7 @@ class Step:
     kwargs: Mapping[str, Any]
     outputs: tuple[tuple[tuple[int, ...], Slot], ...]
     key: tuple[Any, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: str
-    cost: Cost | None
+    load: OperatorLoad | None
 
     @property
     def name(self) -> str:
@@ -61,14 +59,7 @@ class Step:
     @cached_property
     def changed(self) -> tuple[Slot, ...]:
         """The slots that the operator writes to in place."""
-        named = dict(zip((argument.name for argument in self.func._schema.arguments), self.args, strict=False))
-        named.update(self.kwargs)
-        writes = [
-            argument.name
-            for argument in self.func._schema.arguments
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        return tuple(slot for name in writes if name in named for slot in _slots_in(named[name]))
+        return tuple(_slots_in(operators.written(self.func, self.args, self.kwargs)))
 
 
 @dataclass
@@ -104,7 +95,7 @@ class Recording:
         seen: set[Slot] = set()
         for number in range(len(self.steps) - 1, -1, -1):
             step = self.steps[number]
-            touched = [*_slots_in([step.args, list(step.kwargs.values())]), *(slot for _, slot in step.outputs)]
+            touched = [*_slots_in([step.args, step.kwargs]), *(slot for _, slot in step.outputs)]
             fresh = [slot for slot in dict.fromkeys(touched) if slot.made and slot not in seen]
             seen.update(fresh)
             uses[number] = fresh
@@ -122,60 +113,38 @@ def record(work: Work) -> Recording:
     return recorder.recording
 
 
-class _Recorder(TorchDispatchMode):
-    """Writes down every operator that torch dispatches while it is entered."""
-
-    supports_higher_order_operators = True
+class _Recorder(operators.Watching):
+    """Writes down every operator."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.recording = Recording()
         self._slots = WeakTensorKeyDictionary()
         self._made: set[int] = set()
         self._numbers = itertools.count()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator):
-            name = func.name()  # type: ignore[no-untyped-call]
-            raise ValueError(f"{name} cannot be replayed; use a model whose attention is sdpa or eager")
-        if any(kind is not torch.Tensor for kind in types):
-            return NotImplemented
-        if operators.is_composite(func):
-            with self:
-                return operators.run_parts(func, args, kwargs)
-        return self._run(func, args, kwargs)
-
-    def _run(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         inputs = list(operators.tensors_in([args, list(kwargs.values())]))
         slots = [self._slot(tensor) for tensor in inputs]
-        shapes = tuple(tuple(tensor.shape) for tensor in inputs)
+        shapes = operators.shapes_of(inputs)
         key = (str(func), _described(args), _described(kwargs))
-        dtype = next((dtype_name(tensor.dtype) for tensor in inputs if tensor.is_floating_point()), "")
-        arguments = tuple(self._argument(value) for value in args)
-        named = {name: self._argument(value) for name, value in kwargs.items()}
+        arguments, named = tree_map_only(torch.Tensor, self._slot, (tuple(args), dict(kwargs)))
         before = {operators.storage(tensor) for tensor in inputs}
         out = func(*args, **kwargs)
-        is_working = operators.does_work(func)
-        cost = self._cost(func, args, kwargs, out, before) if is_working else None
+        load = None
+        if operators.does_work(func):
+            accesses = operators.Accesses.of(func, args, kwargs, out, before, self._made)
+            load = accesses.load(func._schema.name, shapes, operators.flops(func, args, kwargs, out))
         if func.namespace in operators.NOT_ARITHMETIC:
             return out
         self._made |= {operators.storage(tensor) for tensor in operators.tensors_in(out)} - before
-        if not is_working and inputs and not any(slot.made for slot in slots):  # a view of a weight: it stays the same
+        if load is None and inputs and not any(slot.made for slot in slots):  # a view of a weight: it stays the same
             for _, tensor in _places(out):
                 self._leaf(tensor)
             return out
         outputs = tuple((place, self._new(tensor)) for place, tensor in _places(out))
-        self.recording.steps.append(Step(func, arguments, named, outputs, key, shapes, dtype, cost))
+        self.recording.steps.append(Step(func, arguments, named, outputs, key, load))
         return out
-
-    def _cost(
-        self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, taken: set[int]
-    ) -> Cost:
-        reads, writes = operators.reads(func, args, kwargs, out), operators.writes(func, args, kwargs, out)
-        return operators.cost(operators.flops(func, args, kwargs, out), reads, writes, taken, self._made)
 
     def _slot(self, tensor: torch.Tensor) -> Slot:
         slot: Slot | None = self._slots.get(tensor)  # type: ignore[no-untyped-call]
@@ -191,13 +160,6 @@ class _Recorder(TorchDispatchMode):
         slot = Slot(next(self._numbers), made=True)
         self._slots[tensor] = slot
         return slot
-
-    def _argument(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._slot(value)
-        if isinstance(value, list | tuple):
-            return type(value)(self._argument(element) for element in value)
-        return value
 
 
 def _places(out: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
@@ -225,12 +187,8 @@ def _filled(value: Any, values: Mapping[Slot, torch.Tensor]) -> Any:
     return value
 
 
-def _slots_in(value: Any) -> Iterator[Slot]:
-    if isinstance(value, Slot):
-        yield value
-    elif isinstance(value, list | tuple):
-        for element in value:
-            yield from _slots_in(element)
+def _slots_in(value: Any) -> list[Slot]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Slot)]
 
 
 def _described(value: Any) -> Any:
@@ -336,8 +294,8 @@ def _bound(
 ) -> tuple[Callable[..., Any], Arguments]:
     """Return the operator with its constant arguments by name, and what takes the others out of the values."""
     nested = [value for value in (*step.args, *step.kwargs.values()) if not isinstance(value, Slot)]
-    if any(next(_slots_in(value), None) for value in nested) or any(_slots_in([*step.kwargs.values()])):
-        slots = dict.fromkeys(_slots_in([*step.args, *step.kwargs.values()]))
+    if _slots_in(nested) or _slots_in(step.kwargs):
+        slots = dict.fromkeys(_slots_in([step.args, step.kwargs]))
         given = {slot: place_of(slot) for slot in slots}
         args, kwargs = (
             tuple(cast(value) for value in step.args),

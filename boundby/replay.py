@@ -10,24 +10,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import add
 from statistics import mean, median
 from typing import Any
 
 import torch
+from msgspec import structs
+from torch.utils._pytree import tree_map_only
 
+from boundby.bench import Bench
 from boundby.device import raise_if_lost
-from boundby.disturbance import HostCounters, Watch
 from boundby.formatting import first_line
 from boundby.known import Missing
 from boundby.recording import Marked, Program, Recording, Step, program, record
-from boundby.roofline import Interval, OperatorLoad
+from boundby.roofline import Interval
 from boundby.split import Cut, CutKind, Replay, ReplayedOperator, ShapeTime, Variant
 from boundby.stats import estimate
 from boundby.timer import CHUNK, Chunked, DeviceQueue, Timer, Work
 from boundby.verdict import Fix
 
-BUDGET_S = 10.0
 HOT_SHARE = 0.45  # of the budget for operators alone; the rest is for rounds of the whole forward
 WALKS = 2  # through the program, at which operators are timed alone: a disturbance hits one of them
 MOST_WALKS = 4  # where some were disturbed, or operators were slower alone than in the model
@@ -148,49 +150,46 @@ def _nothing() -> None:
 
 def replay(
     work: Work,
+    bench: Bench,
     *,
-    timer: Timer,
-    queue: DeviceQueue | None = None,
     weights_bytes: float | None = None,
     lengths: Lengths | None = None,
     settings: Sequence[Setting] = (),
-    budget_s: float = BUDGET_S,
-    watch: Watch | None = None,
-    told: Callable[[float], object] = lambda left_s: None,
 ) -> Replay:
-    """Return what one forward, `work`, takes whole, in order and operator by operator, measured within `budget_s`.
+    """Return what one forward, `work`, takes whole, in order and operator by operator.
 
-    `queue` is that of the GPU it runs on, None on a CPU. `weights_bytes` are those of the model's parameters; without
-    them those of all tensors that were there before the call. `settings` are replayed in turns with what is in use.
-    `watch` notices what else uses the machine, by default on the host. `told` hears now and then how many seconds of
-    the budget are left.
+    `weights_bytes` are those of the model's parameters; without them those of all tensors that were there before the
+    call. `settings` are replayed in turns with what is in use.
     Raises ValueError where no operator is seen, or where one has FLOPs that are not known.
     """
-    start, threads = timer.clock(), torch.get_num_threads()
-    with torch.inference_mode(), torch.random.fork_rng(enabled=queue is None):
+    clock, threads = bench.timer.clock, torch.get_num_threads()
+    start = clock()
+    with torch.inference_mode(), torch.random.fork_rng(enabled=bench.on_host):
         recording = record(work)
         shorter = _shorter(lengths)
-        instruments: Instruments = OnHost.calibrated(timer) if queue is None else OnDevice(timer, queue)
-        watched, watch = threads if queue is None else 1, watch or Watch(HostCounters())
-        bench = _Bench(recording, instruments, timer.clock, start + budget_s, watch, watched, told)
-        rounds = bench.rounds(work, [each.work for each in shorter], settings, start + (1 - HOT_SHARE) * budget_s)
+        instruments: Instruments = (
+            OnHost.calibrated(bench.timer) if bench.queue is None else OnDevice(bench.timer, bench.queue)
+        )
+        replayer = _Replayer(recording, instruments, bench, start + bench.replay_s)
+        rounds_end = start + (1 - HOT_SHARE) * bench.replay_s
+        rounds = replayer.rounds(work, [cut.work for cut in shorter], settings, rounds_end)
         in_order = rounds.steps or [rounds.in_order_s / len(recording.steps)] * len(recording.steps)
-        hot = bench.hot(in_order)
+        hot = replayer.hot(in_order)
     shares = _padding_shares(recording, shorter, lengths)
     return Replay(
         operators=tuple(_operators(recording, rounds.steps, hot, shares)),
         forward_s=_middle([each.forward for each in rounds.counted]),
         in_order_s=_middle([each.in_order for each in rounds.counted]),
         dispatch_s=instruments.dispatch_s,
-        views_s=sum(hot.seconds.get(step.key, 0.0) for step in recording.steps if step.cost is None),
+        views_s=sum(hot.seconds.get(step.key, 0.0) for step in recording.steps if step.load is None),
         calls=len(recording.steps),
         weights_bytes=recording.leaf_bytes if weights_bytes is None else weights_bytes,
-        on_host=queue is None,
+        on_host=bench.on_host,
         cut=tuple(_cuts(recording, in_order, hot)),
         padding=shares if isinstance(shares, Missing) else None,
         variants=tuple(rounds.variants(settings)),
         shapes=tuple(_shape_times(lengths, shorter, rounds)),
-        seconds=timer.clock() - start,
+        seconds=clock() - start,
         rounds=len(rounds.counted),
         threads=threads,
         doubts=tuple(dict.fromkeys((*rounds.doubts, *hot.disturbances))),
@@ -258,60 +257,71 @@ class _NotReplayableError(Exception):
     """An operator that changes what was there before the forward: a second call is another call."""
 
 
+@dataclass(frozen=True)
+class _Turns:
+    """What takes turns in a round: the forward, its program, the shorter forwards, the program under each setting."""
+
+    work: Work
+    own: Program
+    shorter: Sequence[Work]
+    programs: Mapping[Setting, Program]
+    calls: int  # in a block
+
+
 @dataclass
-class _Bench:
+class _Replayer:
     recording: Recording
     instruments: Instruments
-    clock: Callable[[], float]
+    bench: Bench
     deadline: float
-    watch: Watch
-    threads: int
-    told: Callable[[float], object] = lambda left_s: None
+
+    @property
+    def left_s(self) -> float:
+        """The seconds until the deadline."""
+        return self.deadline - self.bench.timer.clock()
+
+    def tell(self) -> None:
+        """Tell how many seconds are left for replays and trials."""
+        self.bench.told("replays", self.left_s + self.bench.trials_s)
 
     def rounds(self, work: Work, shorter: Sequence[Work], settings: Sequence[Setting], deadline: float) -> _Rounds:
         """Time the forward, its operators in order, shorter forwards and settings, in turns until the deadline."""
         own = program(self.recording)
         changed = {setting: self._changed(setting, own) for setting in settings}
         refused = {setting.fix: run for setting, run in changed.items() if isinstance(run, Missing)}
-        runs = {setting: run for setting, run in changed.items() if not isinstance(run, Missing)}
-        calls = _calls(ROUND_BLOCK_S, self.instruments.whole(work))
+        programs = {setting: run for setting, run in changed.items() if not isinstance(run, Missing)}
+        turns = _Turns(work, own, shorter, programs, _calls(ROUND_BLOCK_S, self.instruments.whole(work)))
         own.run()
+        clock = self.bench.timer.clock
         rounds: list[_Round] = []
         longest, quiet = 0.0, 0
         while quiet < MOST_ROUNDS:
-            start = self.clock()
+            start = clock()
             latest = deadline if len(rounds) >= LEAST_ROUNDS else (deadline + self.deadline) / 2
             if rounds and start + longest > latest:
                 break
-            rounds.append(self._round(work, own, shorter, runs, calls, is_whole_first=len(rounds) % 2 == 0))
+            rounds.append(self._round(turns, is_whole_first=len(rounds) % 2 == 0))
             quiet += not rounds[-1].disturbances
-            longest = max(longest, self.clock() - start)
-            self.told(self.deadline - self.clock())
+            longest = max(longest, clock() - start)
+            self.tell()
         return _Rounds.of(rounds, refused)
 
-    def _round(  # noqa: PLR0913, PLR0917  (all that takes turns)
-        self,
-        work: Work,
-        own: Program,
-        shorter: Sequence[Work],
-        runs: Mapping[Setting, Program],
-        calls: int,
-        is_whole_first: bool,
-    ) -> _Round:
+    def _round(self, turns: _Turns, is_whole_first: bool) -> _Round:
         """Time everything once, the forward and its operators one right after the other."""
-        self.watch.start()
-        forward = self._block(work, calls, self.instruments.whole) if is_whole_first else None
-        in_order = self._in_order(own.run, calls)
+        self.bench.watch.start()
+        whole, calls = self.instruments.whole, turns.calls
+        forward = self._block(turns.work, calls, whole) if is_whole_first else None
+        in_order = self._in_order(turns.own.run, calls)
         if forward is None:
-            forward = self._block(work, calls, self.instruments.whole)
-        steps = self.instruments.marked(own.marked)
-        short = [self._block(cut, calls, self.instruments.whole) for cut in shorter]
+            forward = self._block(turns.work, calls, whole)
+        steps = self.instruments.marked(turns.own.marked)
+        shorter = [self._block(cut, calls, whole) for cut in turns.shorter]
         under = {}
-        for setting, run in runs.items():
+        for setting, changed in turns.programs.items():
             with setting.entered():
-                under[setting.fix] = self._in_order(run.run, calls)
-        disturbances = self.watch.stop().disturbances(self.threads)
-        return _Round(forward, in_order, steps, short, under, tuple(each.text for each in disturbances))
+                under[setting.fix] = self._in_order(changed.run, calls)
+        disturbances = self.bench.watch.stop().disturbances(self.bench.threads)
+        return _Round(forward, in_order, steps, shorter, under, tuple(each.text for each in disturbances))
 
     def _changed(self, setting: Setting, own: Program) -> Program | Missing:
         """Return the program under a setting, run once."""
@@ -345,9 +355,9 @@ class _Bench:
         quiet = 0
         for _ in range(MOST_WALKS):
             wanted = {key for key in planned if quiet < WALKS or found.seconds.get(key, 0.0) > longest[key]}
-            self.watch.start()
+            self.bench.watch.start()
             for step, args, kwargs in self.recording.walk() if wanted else ():
-                if step.key not in wanted or step.key in found.cut or self.clock() > self.deadline:
+                if step.key not in wanted or step.key in found.cut or self.left_s < 0:
                     continue
                 wanted.discard(step.key)
                 try:
@@ -359,8 +369,8 @@ class _Bench:
                     found.cut[step.key] = ("failed", first_line(error))
                 else:
                     found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
-                self.told(self.deadline - self.clock())
-            found.disturbances = tuple(each.text for each in self.watch.stop().disturbances(self.threads))
+                self.tell()
+            found.disturbances = tuple(each.text for each in self.bench.watch.stop().disturbances(self.bench.threads))
             quiet += not found.disturbances
         if quiet:
             found.disturbances = ()
@@ -380,10 +390,10 @@ class _Bench:
         totals: dict[Any, float] = {}
         calls: dict[Any, int] = {}
         for step, seconds in zip(self.recording.steps, in_order, strict=True):
-            if step.cost is not None or self.instruments.dispatch_s:
+            if step.load is not None or self.instruments.dispatch_s:
                 totals[step.key] = totals.get(step.key, 0.0) + seconds
                 calls[step.key] = calls.get(step.key, 0) + 1
-        left = (self.deadline - self.clock()) / WALKS - sum(in_order)
+        left = self.left_s / WALKS - sum(in_order)
         planned: dict[Any, int] = {}
         ranked = sorted(totals, key=lambda key: -totals[key])
         for blocks, is_first in ((1, True), (HOT_BLOCKS - 1, False)):
@@ -401,7 +411,7 @@ class _Bench:
         if any(not slot.made for slot in step.changed):
             raise _NotReplayableError("it changes what was there before the forward")
         if step.changed:  # what it changes is needed by the steps that follow
-            args, kwargs = _cloned(args), _cloned(kwargs)
+            args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         call = step.func._op
 
         def several(number: int) -> Chunked:
@@ -428,41 +438,21 @@ def _calls(block_s: float, once: float) -> int:
     return min(MOST_CALLS, max(1, math.ceil(block_s / max(once, 1e-9))))
 
 
-def _cloned(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, list | tuple):
-        return type(value)(_cloned(element) for element in value)
-    return {name: _cloned(element) for name, element in value.items()} if isinstance(value, dict) else value
-
-
 def _operators(
     recording: Recording, in_order: Sequence[float] | None, hot: _Hot, shares: dict[Any, float] | Missing
 ) -> Iterator[ReplayedOperator]:
     """Yield each distinct operator with all its calls."""
     groups: dict[Any, list[int]] = {}
     for number, step in enumerate(recording.steps):
-        if step.cost is not None:
+        if step.load is not None:
             groups.setdefault(step.key, []).append(number)
     for key, numbers in groups.items():
-        step, seconds = recording.steps[numbers[0]], hot.seconds.get(key)
-        costs = [cost for number in numbers if (cost := recording.steps[number].cost)]
-        moved, given = sum(cost.bytes for cost in costs), sum(cost.given_bytes for cost in costs)
+        hot_s = hot.seconds.get(key)
         in_order_s = None if in_order is None else sum(in_order[number] for number in numbers)
-        load = OperatorLoad(
-            name=step.name,
-            calls=len(numbers),
-            flops=sum(cost.flops for cost in costs),
-            weight_bytes=given,
-            other_bytes=moved - given,
-            new_bytes=sum(cost.new_bytes for cost in costs),
-            seconds=in_order_s,
-        )
+        load = reduce(add, filter(None, (recording.steps[number].load for number in numbers)))
         yield ReplayedOperator(
-            load=load,
-            shapes=step.shapes,
-            dtype=step.dtype,
-            hot_s=None if seconds is None else seconds * len(numbers),
+            load=structs.replace(load, seconds=in_order_s),
+            hot_s=None if hot_s is None else hot_s * len(numbers),
             in_order_s=in_order_s,
             padding_share=None if isinstance(shares, Missing) else shares.get(key),
         )
@@ -480,7 +470,7 @@ def _cuts(recording: Recording, in_order: Sequence[float], hot: _Hot) -> Iterato
         yield Cut(reason[0], names, sum(seconds for _, seconds in cut), reason[1])
 
 
-Amounts = dict[str, list[int]]  # FLOPs, or bytes where there are none, of each call of an operator in order
+Amounts = dict[str, list[float]]  # FLOPs, or bytes where there are none, of each call of an operator in order
 
 
 @dataclass(frozen=True)
@@ -505,8 +495,8 @@ def _shorter(lengths: Lengths | None) -> list[_Shorter]:
 def _amounts(recording: Recording) -> Amounts:
     found: Amounts = {}
     for step in recording.steps:
-        if step.cost is not None:
-            found.setdefault(step.name, []).append(step.cost.flops or step.cost.bytes)
+        if step.load is not None:
+            found.setdefault(step.name, []).append(step.load.flops or step.load.bytes)
     return found
 
 
@@ -530,7 +520,7 @@ def _padding_shares(
     counts = [{name: len(amounts) for name, amounts in each.items()} for each in (own, *(o.amounts for o in shorter))]
     places: dict[str, int] = {}
     for step in recording.steps:
-        if step.cost is None:
+        if step.load is None:
             continue
         place = places[step.name] = places.get(step.name, -1) + 1
         if len({count.get(step.name) for count in counts}) > 1:

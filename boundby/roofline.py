@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import structs
 
 if TYPE_CHECKING:  # it loads scipy, half of the time in which a trace is read and judged
     from boundby.stats import Estimate
 
+Shapes = tuple[tuple[int, ...], ...]
 ALWAYS_MAPPED_BYTES = 32 * 2**20  # glibc's largest threshold: larger blocks come from the system every time
 
 
@@ -68,11 +70,12 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class OperatorLoad(msgspec.Struct, frozen=True):
-    """What one operator does in one forward, over all its calls with the same shapes.
+    """What one operator does in one forward, over all its calls with the same shapes of its input tensors.
 
-    `weight_bytes` are read from what was there before the forward, the model's parameters above all, which come from as
-    far as all of them together lie; `new_bytes` are those of `other_bytes` that are written to memory the operator
-    allocates; `seconds` is the measured time of all calls, where it is known.
+    `name` is the profiler's, as "aten::addmm". `weight_bytes` are read from what was there before the forward, the
+    model's parameters above all, which come from as far as all of them together lie; `new_bytes` are those of
+    `other_bytes` that are written to memory the operator allocates; `seconds` is the measured time of all calls, where
+    it is known. `shapes` are those of every tensor argument in order, those in lists too.
     """
 
     name: str
@@ -82,6 +85,41 @@ class OperatorLoad(msgspec.Struct, frozen=True):
     other_bytes: float
     new_bytes: float = 0.0
     seconds: float | None = None
+    shapes: Shapes = ()
+
+    @property
+    def bytes(self) -> float:
+        """What it reads and writes."""
+        return self.weight_bytes + self.other_bytes
+
+    def __add__(self, other: "OperatorLoad") -> "OperatorLoad":
+        """Return the work of both, under the name and the shapes of the first."""
+        return OperatorLoad(
+            self.name,
+            self.calls + other.calls,
+            self.flops + other.flops,
+            self.weight_bytes + other.weight_bytes,
+            self.other_bytes + other.other_bytes,
+            self.new_bytes + other.new_bytes,
+            None if self.seconds is None or other.seconds is None else self.seconds + other.seconds,
+            self.shapes,
+        )
+
+    def shared(self, forwards: int) -> "OperatorLoad":
+        """Return the work of each of so many forwards that did this together."""
+        one = self.resized(1 / forwards)
+        seconds = None if self.seconds is None else self.seconds / forwards
+        return structs.replace(one, calls=self.calls / forwards, flops=self.flops / forwards, seconds=seconds)
+
+    def resized(self, ratio: float) -> "OperatorLoad":
+        """Return the same work on elements of `ratio` times the bytes, which nobody timed."""
+        return structs.replace(
+            self,
+            weight_bytes=ratio * self.weight_bytes,
+            other_bytes=ratio * self.other_bytes,
+            new_bytes=ratio * self.new_bytes,
+            seconds=None,
+        )
 
 
 class Attribution(msgspec.Struct, frozen=True):
@@ -136,7 +174,7 @@ def least_seconds(operator: OperatorLoad, limits: Limits, weights_bytes: float) 
 
     `weights_bytes` are those of the whole model: its parameters come from as far as all of them together lie.
     """
-    touched = (operator.weight_bytes + operator.other_bytes) / operator.calls
+    touched = operator.bytes / operator.calls
     is_new = limits.new_bytes_per_s is not None and operator.new_bytes / operator.calls > ALWAYS_MAPPED_BYTES
     new = operator.new_bytes if is_new else 0.0
     memory = operator.weight_bytes / limits.bandwidth(weights_bytes).value

@@ -42,8 +42,6 @@ class ReplayedOperator(msgspec.Struct, frozen=True):
     """
 
     load: OperatorLoad
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: str
     hot_s: float | None
     in_order_s: float | None
     padding_share: float | None = None

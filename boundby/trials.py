@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
+from boundby.bench import Bench
 from boundby.ceilings import matmul_precision
 from boundby.device import host_threads, is_out_of_memory, raise_if_lost
 from boundby.device_time import LEFTOVER, CaptureLeftoverError, captured
-from boundby.disturbance import Watch, changed_clock
+from boundby.disturbance import changed_clock
 from boundby.formatting import first_line
 from boundby.roofline import Interval
 from boundby.sampler import Source
 from boundby.stats import estimate
 from boundby.timer import Timer, Work
-from boundby.verdict import Bound, Doubt, Fix, Gain, SameLabels, Trial, Untried
+from boundby.verdict import Bound, Doubt, Fix, SameLabels, Trial, Tried, Untried
 
 LEAST_PAIRS, MOST_PAIRS = 5, 15
 LONG_S = 0.1  # of a forward, which needs no call to come back to its setting, and of which fewer pairs will do
@@ -61,77 +62,42 @@ class Candidate(msgspec.Struct, frozen=True):
     is_fix: bool = True
 
 
-class Tried(msgspec.Struct, frozen=True):
-    """What came of the candidates; `doubts` are on the machine while they were measured."""
+def try_out(work: Work, candidates: Sequence[Candidate], bench: Bench) -> Tried:
+    """Return the trials of what fits into the seconds for them, in the order of the candidates.
 
-    trials: tuple[Trial, ...] = ()
-    untried: tuple[Untried, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-
-    def joined(self, others: "Tried") -> "Tried":
-        """Return both."""
-        return Tried(
-            self.trials + others.trials,
-            self.untried + others.untried,
-            tuple(dict.fromkeys(self.doubts + others.doubts)),
-        )
-
-    def with_predictions(self, gains: Sequence[Gain]) -> "Tried":
-        """Return the same trials, each beside what was predicted of its fix."""
-        return msgspec.structs.replace(self, trials=tuple(_with_prediction(trial, gains) for trial in self.trials))
-
-
-def try_out(  # noqa: PLR0913  (what, and with which instruments; what is known of them by keyword alone)
-    work: Work,
-    candidates: Sequence[Candidate],
-    timer: Timer,
-    *,
-    budget_s: float,
-    gains: Sequence[Gain] = (),
-    watch: Watch | None = None,
-    release: Callable[[], object] = lambda: None,
-    told: Callable[[str, float], object] = lambda text, left_s: None,
-    threads: int | None = None,
-    source: Source | None = None,
-) -> Tried:
-    """Return the trials of what fits into `budget_s`, in the order of the candidates.
-
-    The seconds that are left are shared by the candidates that are left. `gains` are what was predicted. A trial that
-    something disturbed is made once more where there is time; `threads` of the host are the work's own, None: all of
-    torch's. `release` is called after each, to give memory back, and `told` before each with its fix and the seconds
-    left. `source` reads the GPU: a gain under another clock than without the fix is doubted.
+    The seconds that are left are shared by the candidates that are left. A trial that something disturbed is made once
+    more where there is time. A gain under another clock of the GPU than without the fix is doubted.
     """
-    deadline = timer.clock() + budget_s
-    once = _warm(work, timer)
+    clock = bench.timer.clock
+    deadline = clock() + bench.trials_s
+    once = _warm(work, bench.timer)
     trials: list[Trial] = []
     untried: list[Untried] = []
     disturbed: list[str] = []
     doubts: list[Doubt] = []
-    for place, candidate in enumerate(candidates):
-        left = deadline - timer.clock()
-        told(f"trial: {candidate.fix}", left)
+    for number, candidate in enumerate(candidates):
+        left = deadline - clock()
+        bench.told(f"trial: {candidate.fix}", left)
         runs = 4 * LEAST_PAIRS if once < LONG_S else 2 * LEAST_LONG_PAIRS + 2
         needed = candidate.setup_s + runs * max(once, LEAST_BLOCK_S)
         if needed > left:
             reason = f"it would take about {max(1.0, needed):.0f} s, more than was left for trials"
             untried.append(Untried(candidate.fix, "over_budget", reason))
             continue
-        slot_s = left / (len(candidates) - place)
         try:
-            clocks = _Clocks(source)
-            own = threads or torch.get_num_threads()
-            trial, seen = _trial(work, candidate, timer, slot_s, watch, own, clocks)
+            clocks = _Clocks(bench.source)
+            trial, seen = _trial(work, candidate, bench, left / (len(candidates) - number), clocks)
         except Exception as error:  # a forward, and torch in another setting, may raise anything
             raise_if_lost(error)
             untried.append(remark(candidate.fix, error))
             if isinstance(error, CaptureLeftoverError):
                 disturbed.append(LEFTOVER)
         else:
-            trials.append(_with_prediction(trial, gains))
+            trials.append(trial)
             disturbed += [seen] if seen else []
             changed = changed_clock(clocks.without, clocks.under)
             doubts += [Doubt("throttled", f"{candidate.fix}, off and on: {changed}")] if changed else []
-        release()
+        bench.release()
     doubts += [Doubt("disturbed", text) for text in dict.fromkeys(disturbed)]
     return Tried(tuple(trials), tuple(untried), tuple(doubts))
 
@@ -141,11 +107,6 @@ def remark(fix: Fix, error: BaseException) -> Untried:
     if is_out_of_memory(error):
         return Untried(fix, "out_of_memory", "there is not enough memory for it")
     return Untried(fix, "failed", f"{type(error).__name__}: {first_line(error)}")
-
-
-def _with_prediction(trial: Trial, gains: Sequence[Gain]) -> Trial:
-    gain = next((gain for gain in gains if gain.fix == trial.fix), None)
-    return msgspec.structs.replace(trial, predicted=gain.predicted, at_most=gain.at_most) if gain else trial
 
 
 @dataclass
@@ -162,16 +123,9 @@ class _Clocks:
                 seen.append(self.source.read()["gpu_sm_clock_mhz"])
 
 
-def _trial(  # noqa: PLR0913, PLR0917  (of one caller, above)
-    work: Work,
-    candidate: Candidate,
-    timer: Timer,
-    slot_s: float,
-    watch: Watch | None,
-    threads: int,
-    clocks: _Clocks,
-) -> tuple[Trial, str | None]:
+def _trial(work: Work, candidate: Candidate, bench: Bench, slot_s: float, clocks: _Clocks) -> tuple[Trial, str | None]:
     """Return the trial, and what disturbed it; a disturbed one is made again where there is time."""
+    timer = bench.timer
     start = timer.clock()
     made = candidate.make()
     try:
@@ -180,10 +134,9 @@ def _trial(  # noqa: PLR0913, PLR0917  (of one caller, above)
         calls = max(1, math.ceil(LEAST_BLOCK_S / max(once, 1e-9))) if once < LONG_S else 0
         for _ in range(2):
             left = slot_s - (timer.clock() - start)
-            if watch is not None:
-                watch.start()
-            pairs = _pairs(candidate.base or work, made.work, candidate.setting, timer, calls, left, clocks)
-            seen = watch.stop().disturbances(threads) if watch is not None else ()
+            bench.watch.start()
+            pairs = _pairs(_Pair(candidate.base or work, made.work, candidate.setting, timer, clocks), calls, left)
+            seen = bench.watch.stop().disturbances(bench.threads)
             disturbed = "; ".join(each.text for each in seen if each.is_passing) or None
             if not disturbed or timer.clock() - start >= slot_s:
                 break
@@ -201,45 +154,51 @@ def _trial(  # noqa: PLR0913, PLR0917  (of one caller, above)
     return trial, disturbed
 
 
-def _pairs(  # noqa: PLR0913, PLR0917  (of one caller, above)
-    base: Work,
-    changed: Work,
-    setting: Callable[[], AbstractContextManager[None]],
-    timer: Timer,
-    calls: int,
-    seconds: float,
-    clocks: _Clocks,
-) -> list[float]:
-    """Return the time of `base` over that of `changed`, pair by pair; which of them is first takes turns.
+@dataclass(frozen=True)
+class _Pair:
+    """The forward without a fix and with it, and how either is timed."""
+
+    base: Work
+    changed: Work
+    setting: Callable[[], AbstractContextManager[None]]
+    timer: Timer
+    clocks: _Clocks
+
+    def without_fix(self, calls: int) -> float:
+        return self._block(self.base, calls, self.clocks.without)
+
+    def with_fix(self, calls: int) -> float:
+        with self.setting():
+            return self._block(self.changed, calls, self.clocks.under)
+
+    def _block(self, work: Work, calls: int, mhz: list[float]) -> float:
+        first = self.timer.isolated(work)
+        best = min((self.timer.isolated(work) for _ in range(calls)), default=first)
+        self.clocks.note(mhz)
+        return best
+
+
+def _pairs(pair: _Pair, calls: int, seconds: float) -> list[float]:
+    """Return the time without the fix over that with it, pair by pair; which of them is first takes turns.
 
     Each is the best of `calls` in a row, after one that is not counted: the setting before was the other one. With 0
     calls it is that first one, of a forward that is long enough.
     """
     least = LEAST_PAIRS if calls else LEAST_LONG_PAIRS
-
-    def block(work: Work, seen: list[float]) -> float:
-        first = timer.isolated(work)
-        best = min((timer.isolated(work) for _ in range(calls)), default=first)
-        clocks.note(seen)
-        return best
-
-    def with_fix() -> float:
-        with setting():
-            return block(changed, clocks.under)
-
-    start = timer.clock()
+    clock = pair.timer.clock
+    start = clock()
     ratios: list[float] = []
     while len(ratios) < MOST_PAIRS:
         if len(ratios) >= least:
             half_width = estimate(ratios).half_width
-            if timer.clock() - start >= seconds or (half_width is not None and half_width <= NARROW):
+            if clock() - start >= seconds or (half_width is not None and half_width <= NARROW):
                 break
         if len(ratios) % 2:
-            after = with_fix()
-            before = block(base, clocks.without)
+            after = pair.with_fix(calls)
+            before = pair.without_fix(calls)
         else:
-            before = block(base, clocks.without)
-            after = with_fix()
+            before = pair.without_fix(calls)
+            after = pair.with_fix(calls)
         ratios.append(before / after)
     return ratios
 

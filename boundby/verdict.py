@@ -4,7 +4,7 @@ Every door of Boundby answers in them: a forward, a trace, a layer, a training r
 decides by kinds, settings and numbers; the sentences that people read are made from them, and nothing reads those.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -477,6 +477,11 @@ class Trial(msgspec.Struct, frozen=True):
         """Return the other bounds that the outcome fits just as well."""
         return tuple(name for name in self.expected if name in RIVALS and name != bound and self._lies_in(name))
 
+    def beside(self, gains: "Sequence[Gain]") -> "Trial":
+        """Return the trial beside what was predicted of its fix."""
+        gain = next((gain for gain in gains if gain.fix == self.fix), None)
+        return msgspec.structs.replace(self, predicted=gain.predicted, at_most=gain.at_most) if gain else self
+
     def _lies_in(self, bound: Bound) -> bool:
         low, high = self.expected[bound]
         return low <= self.measured.low and self.measured.high <= high
@@ -498,6 +503,26 @@ class Untried(msgspec.Struct, frozen=True):
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the fix in words, with its kind and settings beside."""
         return {**self.fix.as_dict(), "why": self.kind, "reason": self.reason}
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """What came of the candidates; `doubts` are on the machine while they were measured."""
+
+    trials: tuple[Trial, ...] = ()
+    untried: tuple[Untried, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+
+    def joined(self, others: "Tried") -> "Tried":
+        """Return both."""
+        return Tried(
+            self.trials + others.trials,
+            self.untried + others.untried,
+            tuple(dict.fromkeys(self.doubts + others.doubts)),
+        )
+
+    def with_predictions(self, gains: "Sequence[Gain]") -> "Tried":
+        """Return the same trials, each beside what was predicted of its fix."""
+        return msgspec.structs.replace(self, trials=tuple(trial.beside(gains) for trial in self.trials))
 
 
 class Owner(msgspec.Struct, frozen=True):

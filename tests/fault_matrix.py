@@ -212,12 +212,12 @@ def preload() -> None:
     import sklearn.metrics  # noqa: F401
     import transformers.models.bert.modeling_bert  # noqa: F401
 
-    from boundby import bottleneck, ceilings
-    from utils import baseline, diagnosis, tracing  # noqa: F401
+    from boundby import bench, bottleneck, ceilings
+    from utils import baseline, tracing  # noqa: F401
     from utils.evaluation import planning, run  # noqa: F401
 
     planning.SHARD_ROWS["cpu"] = SMALL_SHARD
-    bottleneck.ROUND_S, diagnosis.BUDGET_S = 0.001, 0.1  # what is found is of no interest here
+    bottleneck.ROUND_S, bench.REPLAY_S = 0.001, 0.1  # what is found is of no interest here
     ceilings.measure.__kwdefaults__["budget_s"] = 0.1
     picture = io.BytesIO()
     matplotlib.figure.Figure((1, 1)).savefig(picture)

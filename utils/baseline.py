@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from boundby import __version__, ceilings, environment, files
+from boundby import __version__, bench, ceilings, environment, files
 from boundby.ceilings import Ceilings
 from boundby.device import describe, gpu_source, is_gpu, naming_loss, pick_device, release_memory, uuid_of, visible_gpus
 from boundby.known import Missing
@@ -361,7 +361,7 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
 def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer: Timer) -> None:
     """Find out what limits each batch size; every finding is saved at once."""
     run, sweep = result.run, result.sweeps[loaded.dtype]
-    replay_s = diagnosis.BUDGET_S
+    replay_s = bench.REPLAY_S
     if result.ceilings is None:
         wanted = tuple(
             dict.fromkeys([*ceilings.usual_dtypes(loaded.device), *steps.sweep_dtypes(run.config, result.dtype)])
@@ -373,19 +373,16 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         )
         result.doubts += [str(Doubt("disturbed", text)) for text in result.ceilings.doubts]
         replay_s = seconds_for_replays(result.ceilings.seconds if is_new else 0.0)
-        if replay_s < diagnosis.BUDGET_S:
+        if replay_s < bench.REPLAY_S:
             run.note(f"replays get {replay_s:.1f} s: the rest of {TOGETHER_S:g} s for them and the limits is used up")
     meter, idle_w, reason = result.energy or instruments.energy(loaded.device, timer)
     subject = diagnosis.Subject(
         model=loaded.model,
         selection=selection,
-        timer=timer,
         ceilings=result.ceilings,
-        max_seconds=run.config.profiling.max_seconds_per_batch_size,
-        replay_s=replay_s,
+        bench=instruments.bench(loaded.device, timer, replay_s, run.config.profiling.max_seconds_per_batch_size),
         energy=meter or Missing(reason or "there is no energy counter"),
         idle_w=idle_w,
-        watch=instruments.watch(loaded.device),
         has_labels=tasks.of(run.config.model.task).HAS_PREDICTED_LABELS,
         given_up=steps.given_up("02", run.layout),
     )
@@ -394,7 +391,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
         run.note(f"batch size {chosen} is replayed and fixes are tried on it; of the others the limits are told")
     measured = sum(row["status"] in MEASURED for row in sweep.rows)
     with run.progress(measured, f"what limits {loaded.dtype}") as progress, contextlib.ExitStack() as looking:
-        seconds, opened = round(replay_s + subject.max_seconds), list[Any]()
+        seconds, opened = round(replay_s + subject.bench.trials_s), list[Any]()
 
         def told(text: str, left_s: float) -> None:
             if not opened:
@@ -408,12 +405,13 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
             result.save()
             progress.advance(1, f"batch {finding.batch_size}: {plain(finding.verdict.bound)}")
 
-        diagnosis.diagnose(replace(subject, told=told), sweep.rows, sweep.visits, keep, chosen)
+        subject = replace(subject, bench=replace(subject.bench, told=told))
+        diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep, chosen)
 
 
 def seconds_for_replays(ceilings_s: float) -> float:
     """Return what replays may take where measuring the limits of the machine took so long: both have a budget."""
-    return min(diagnosis.BUDGET_S, max(0.0, TOGETHER_S - ceilings_s))
+    return min(bench.REPLAY_S, max(0.0, TOGETHER_S - ceilings_s))
 
 
 def _most_left(made: Sequence[Visit], points: Sequence[tuple[int, str]], rule: StopRule) -> int:

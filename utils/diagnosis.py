@@ -18,11 +18,10 @@ from msgspec import structs
 from boundby import trials
 from boundby.attention import attention_backend
 from boundby.attention_mask import unread
-from boundby.bottleneck import Extras, Forward, bottleneck, counted_quietly, loads, other_precisions, verdict_on
+from boundby.bench import Bench
+from boundby.bottleneck import Call, Machine, bottleneck, counted_quietly, loads
 from boundby.ceilings import Ceilings
 from boundby.device import (
-    device_queue,
-    gpu_source,
     is_gpu,
     is_host,
     made_current,
@@ -30,19 +29,19 @@ from boundby.device import (
     raise_if_lost,
     release_memory,
 )
-from boundby.disturbance import POWER_CAP, Watch, changed_clock
+from boundby.disturbance import POWER_CAP, changed_clock
 from boundby.energy import EnergyMeter
 from boundby.environment import memory_limit_bytes
 from boundby.formatting import first_line
 from boundby.inference import Batch, fixes, forward
-from boundby.judgement import Times
+from boundby.judgement import Evidence, Forward, Times, judge
 from boundby.known import Missing, known
-from boundby.replay import BUDGET_S, Lengths
+from boundby.replay import Lengths
 from boundby.roofline import Interval, OperatorLoad, fixed_cost
 from boundby.stats import estimate
-from boundby.timer import Timer, Work
-from boundby.trials import Candidate, Tried
-from boundby.verdict import Doubt, Fix, Gain, Trial, Untried, Verdict, doubts_of
+from boundby.timer import Work
+from boundby.trials import Candidate
+from boundby.verdict import Doubt, Fix, Gain, Trial, Tried, Untried, Verdict, doubts_of
 from boundby.work import count, fit_length_cost, transformer_flops, transformer_shape
 from utils.columns import MB, Finding, per_batch
 from utils.document import Row
@@ -64,23 +63,18 @@ COUNTED_TOKENS = 16  # of the reference batch at least, to tell by shorter texts
 class Subject:
     """The model that was swept, with the instruments to look at it again.
 
-    `max_seconds` is what trials may take, `replay_s` what replays may; `told` hears what goes on and how many of these
-    seconds are left. `has_labels` False: it scores no labels. `given_up` is what has lost the GPU too often to be run
-    again, by the words of the loss.
+    `has_labels` False: it scores no labels. `given_up` is what has lost the GPU too often to be run again, by the words
+    of the loss.
     """
 
     model: Any
     selection: Selection
-    timer: Timer
     ceilings: Ceilings
-    max_seconds: float
+    bench: Bench
     energy: EnergyMeter | Missing = Missing("no energy counter was given")
     idle_w: float | None = None
-    watch: Watch | None = None
     has_labels: bool = True
-    replay_s: float = BUDGET_S
     given_up: Sequence[str] = ()
-    told: Callable[[str, float], object] = lambda text, left_s: None
 
 
 def diagnose(
@@ -130,25 +124,29 @@ class _Case:
         return self.subject.selection.batches(self.row["batch_size"], self.visits[0].batches)
 
     @cached_property
-    def forward(self) -> Forward:
-        """What was measured and counted; a model whose operators cannot be counted has no work."""
-        return Forward(
-            times=self._times(),
-            work=_tried(lambda: self._loads(self.batches)),
-            ceilings=self.subject.ceilings,
-            dtype=self.row["dtype"],
-            weights_bytes=float(sum(parameter.nbytes for parameter in self.subject.model.parameters())),
-            on_host=self.on_host,
-        )
+    def machine(self) -> Machine:
+        return Machine(self.subject.ceilings, self.row["dtype"])
+
+    @cached_property
+    def work(self) -> list[OperatorLoad] | Missing:
+        """What the operators do in one forward, as the mean over the batches."""
+        clock = self.subject.bench.timer.clock if self.on_host else None
+        return _tried(lambda: loads([counted_quietly(self._call(batch), clock) for batch in self.batches]))
+
+    @cached_property
+    def forward(self) -> Forward | Doubt:
+        """What was measured and counted, or why it cannot be judged."""
+        weights_bytes = float(sum(parameter.nbytes for parameter in self.subject.model.parameters()))
+        return self.machine.forward(self._times(), self.work, weights_bytes, self.on_host)
 
     def finding(self) -> Finding:
-        work = self.forward.work
+        work = self.work
         useful = work if isinstance(work, Missing) else _tried(self._useful_flops)
         left = self._left_without_padding(useful)
         verdict = self._verdict(left)
         why = Missing(str(verdict.doubts[-1])) if isinstance(work, Missing) else None
         configured = self.subject.ceilings.configured(self.row["dtype"])
-        watch = self.subject.watch.start() if self.subject.watch and not self.on_host else None
+        watch = None if self.on_host else self.subject.bench.watch.start()
         energy, net = self._energy()
         slowed = [each.text for each in watch.stop().on_the_device()] if watch else []
         if slowed and not isinstance(energy, Missing):
@@ -175,60 +173,52 @@ class _Case:
 
     def _verdict(self, left: float) -> Verdict:
         """Return the verdict: of the chosen size in full, on its reference batch; of others by what is known."""
-        doubts, tried = list(self._doubts()), Tried(trials=tuple(self._swept()))
-        gains = list(self._padding_gain(left))
+        known_before = Evidence(
+            padding=1 - left,
+            tried=Tried(trials=tuple(self._swept())),
+            gains=list(self._padding_gain(left)),
+            doubts=list(self._doubts()),
+        )
         point = f"replays and trials of {named(self.row['batch_size'], self.row['dtype'])}"
+        doubt: Doubt | None = None
         if point in self.subject.given_up:
-            doubts.append(Doubt("replay", "the reference batch is not run again: that has lost the GPU before"))
-        elif self.is_chosen and self.forward.attribution:
+            doubt = Doubt("replay", "the reference batch is not run again: that has lost the GPU before")
+        elif self.is_chosen and isinstance(self.forward, Forward):
             try:
                 with naming_loss(point):
-                    return self._in_full(left, gains, doubts, tried)
+                    return self._in_full(known_before)
             except Exception as error:  # a forward may raise anything; the sweep must not be lost for it
-                doubts.append(Doubt("replay", f"the reference batch could not be run again ({first_line(error)})"))
-        gains += other_precisions(self.forward)
-        return verdict_on(self.forward, tried=tried, gains=gains, doubts=doubts, padding=1 - left)
+                doubt = Doubt("replay", f"the reference batch could not be run again ({first_line(error)})")
+        gains, doubts = [*known_before.gains], [*known_before.doubts, *([doubt] if doubt else []), *self.machine.doubts]
+        if isinstance(self.forward, Forward):
+            gains += self.machine.other_precisions(self.forward)
+        return judge(self.forward, structs.replace(known_before, gains=gains, doubts=doubts))
 
-    def _in_full(self, left: float, gains: Sequence[Gain], doubts: Sequence[Doubt], tried: Tried) -> Verdict:
+    def _in_full(self, known_before: Evidence) -> Verdict:
         subject, selection = self.subject, self.subject.selection
         batch = selection.reference(self.row["batch_size"])
         work = self._call(batch)
         candidates, untried = self._candidates(batch, work)
         on_host = batch.to(torch.device("cpu")) if is_gpu(self.device) else None
         others = [row["batch_size"] for row in self.measured if row is not self.row]
-        extras = Extras(
+        call = Call(
+            work,
+            make_input=lambda: selection.tokenize(batch),
+            bring=(lambda: on_host.to(self.device)) if on_host else None,
+            bare=_cut(subject.model, batch, batch.shape.tokens) if is_gpu(self.device) else None,
             shape=(batch.shape.samples, batch.shape.tokens),
             lengths=self._lengths(batch),
-            padding=1 - left,
             measured_s=self._reference_s(),
             batch_sizes={size: selection.reference(size).shape.tokens for size in others},
             candidates=candidates,
-            tried=tried.joined(Tried(untried=tuple(untried))),
-            bring=(lambda: on_host.to(self.device)) if on_host else None,
-            bare=_cut(subject.model, batch, batch.shape.tokens) if is_gpu(self.device) else None,
-            release=lambda: release_memory(self.device),
-            replay_s=subject.replay_s,
-            trials_s=subject.max_seconds,
-            told=subject.told,
-            source=gpu_source(self.device),
+            known=structs.replace(known_before, tried=known_before.tried.joined(Tried(untried=tuple(untried)))),
         )
-        return bottleneck(
-            work,
-            subject.ceilings,
-            self.row["dtype"],
-            timer=subject.timer,
-            queue=device_queue(self.device),
-            make_input=lambda: selection.tokenize(batch),
-            watch=subject.watch,
-            gains=gains,
-            doubts=doubts,
-            extras=extras,
-        )
+        return bottleneck(call, self.machine, subject.bench)
 
     def _candidates(self, batch: Batch, work: Work) -> tuple[list[Candidate], list[Untried]]:
         """Return what can be tried on this batch beside what can be tried on any callable, and what cannot."""
         subject = self._compared(batch)
-        dtypes = [getattr(torch, name) for name in self.forward.other_dtypes]
+        dtypes = [getattr(torch, name) for name in self.machine.other_dtypes]
         offered: list[Candidate | Untried | None] = [
             fixes.without_padding(subject),
             *(fixes.in_another_dtype(subject, dtype) for dtype in dtypes),
@@ -247,14 +237,14 @@ class _Case:
         """Return the model, the batch, and as many texts to compare labels by as the seconds for trials allow."""
         subject, selection = self.subject, self.subject.selection
         per_text_s = self.row["latency_per_sample_ms_mean"] / 1e3
-        most = min(MOST_COMPARED, len(selection.texts), int(COMPARED_SHARE * subject.max_seconds / per_text_s))
+        most = min(MOST_COMPARED, len(selection.texts), int(COMPARED_SHARE * subject.bench.trials_s / per_text_s))
         sample = np.unique(np.linspace(0, len(selection.texts) - 1, max(0, most)).astype(int)).tolist()
         return fixes.Subject(
             subject.model, selection.tokenizer, selection.tokens, batch, sample, has_labels=subject.has_labels
         )
 
     def _products(self, subject: fixes.Subject) -> Candidate | None:
-        precision = self.forward.faster_precision
+        precision = self.machine.faster_precision
         return fixes.with_coarser_products(subject, *precision) if precision else None
 
     def _reference_s(self) -> Interval | None:
@@ -302,12 +292,7 @@ class _Case:
 
     @property
     def _flops(self) -> float:
-        return sum(load.flops for load in known(self.forward.work) or ())
-
-    def _loads(self, batches: Sequence[Batch]) -> list[OperatorLoad]:
-        """Return what the operators do in one forward, as the mean over the batches."""
-        clock = self.subject.timer.clock if self.on_host else None
-        return loads([counted_quietly(self._call(batch), clock) for batch in batches])
+        return sum(load.flops for load in known(self.work) or ())
 
     def _useful_flops(self) -> float:
         """Return the FLOPs of a forward without padding, as the mean over the batches. Raises ValueError if unknown."""
@@ -338,7 +323,7 @@ class _Case:
             if not (is_usual and median(own) > limit.sm_clock_mhz):
                 yield Doubt("throttled", f"the limits of this machine, and this batch size: {changed}")
         shape = transformer_shape(self.subject.model)
-        if shape is None or isinstance(self.forward.work, Missing):
+        if shape is None or isinstance(self.work, Missing):
             return
         ratio = self._flops / mean(transformer_flops(shape, *batch.input_ids.shape) for batch in self.batches)
         if abs(ratio - 1) > FORMULA_TOLERANCE:
@@ -363,11 +348,11 @@ class _Case:
 
     def _padding_gain(self, left: float) -> Iterator[Gain]:
         """Yield the most that leaving out the padding could bring: the rest, at the limits."""
-        found, seconds = self.forward.attribution, self.forward.times.working_s.value
-        if found is None or left >= 1 or found.least_s <= 0:
+        if isinstance(self.forward, Doubt) or left >= 1 or self.forward.attribution.least_s <= 0:
             return
         basis = f"{100 * (1 - left):.0f} % of the arithmetic is for padding"
-        yield Gain(Fix("remove_padding"), seconds / (left * found.least_s), basis)
+        least_s = left * self.forward.attribution.least_s
+        yield Gain(Fix("remove_padding"), self.forward.times.working_s.value / least_s, basis)
 
     def _energy(self) -> tuple[float | Missing, float | Missing]:
         """Return the energy by sample, gross and without what the idle machine takes."""

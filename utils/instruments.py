@@ -1,9 +1,11 @@
 """The instruments for one device: who reads, who watches, who counts joules, and in what state the machine is."""
 
 import os
+from dataclasses import replace
 
 import torch
 
+from boundby.bench import Bench
 from boundby.device import float32_precision, gpu_source, is_gpu, is_host
 from boundby.disturbance import HostCounters, Reference, Watch, usable_cpus
 from boundby.energy import EnergyMeter, RaplCounter
@@ -27,6 +29,11 @@ def watch(device: torch.device) -> Watch:
     square = torch.ones(REFERENCE_SIZE, REFERENCE_SIZE)
     out = torch.empty_like(square)
     return Watch(HostCounters(), Reference(lambda: torch.mm(square, square, out=out)))
+
+
+def bench(device: torch.device, timer: Timer, replay_s: float, trials_s: float) -> Bench:
+    """Return the instruments for replays and trials, which may take so many seconds each."""
+    return replace(Bench.of(device), timer=timer, watch=watch(device), replay_s=replay_s, trials_s=trials_s)
 
 
 Energy = tuple[EnergyMeter | None, float | None, str | None]

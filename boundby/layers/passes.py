@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_iter
 
 from boundby.device import Allocator, raise_if_lost
 from boundby.layers.probes import Call, CallLog, CallTree, Run, Targets, attached, noting_probe
-from boundby.work import OperatorWork, UnknownWorkError, count_by
+from boundby.roofline import OperatorLoad
+from boundby.work import UnknownWorkError, count_by
 
 MOST_NAMED = 5
 MOST_TENSORS = 8  # of one operator; longer lists are told apart by these and their length
@@ -31,7 +32,7 @@ OTHER_INPUTS = (
     "inputs change from run to run: {} was given {} before the timing and {} after it (operators that differ so: {}), "
     "and times are of all sizes between. Does a cache grow? Give inputs that every run leaves as they are"
 )
-Operators = tuple[OperatorWork, ...]
+Operators = tuple[OperatorLoad, ...]
 
 
 class ChangedProgramError(ValueError):

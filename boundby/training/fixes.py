@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 
+from boundby.bench import Bench
 from boundby.compile_cache import COMPILE_OPTIONS, compile_obstacle, use_private_cache
 from boundby.device import is_gpu, raise_if_lost
 from boundby.disturbance import Watch, usable_cpus
@@ -24,8 +25,8 @@ from boundby.stats import estimate
 from boundby.timer import Timer
 from boundby.training import stages
 from boundby.training.judgement import LARGEST
-from boundby.trials import Candidate, Made, Tried, try_out
-from boundby.verdict import Fix, Gain, Untried
+from boundby.trials import Candidate, Made, try_out
+from boundby.verdict import Fix, Gain, Tried, Untried
 
 WORK = "forward and backward"
 PARTS = {"worker_processes": stages.DATA, "pin_memory": stages.H2D, "fused_optimizer": stages.OPTIMIZER}
@@ -146,6 +147,7 @@ def try_fixes(  # noqa: PLR0913  (a training, what is known of it, and the instr
     """
     changes, untried = _changes(recipe)
     base, tried = Loop(recipe, Change()), Tried()
+    bench = Bench(timer, watch=watch or Watch(), told=told, trials_s=budget_s / 2)
     try:
         known = _Known(recipe, _parts(base, timer), timer, pause, spent_beside_s)
         gains = [gain for fix, change in changes for gain in known.gain(base, fix, change)]
@@ -158,11 +160,10 @@ def try_fixes(  # noqa: PLR0913  (a training, what is known of it, and the instr
                 for fix, change in changes
                 if change.compiles == is_last
             ]
-            half = try_out(base.round, candidates, timer, budget_s=budget_s / 2, gains=gains, watch=watch, told=told)
-            tried = tried.joined(half)
+            tried = tried.joined(try_out(base.round, candidates, bench))
     finally:
         base.close()
-    return tried.joined(Tried(untried=tuple(untried)))
+    return tried.with_predictions(gains).joined(Tried(untried=tuple(untried)))
 
 
 def _made(recipe: Recipe, change: Change) -> Made:

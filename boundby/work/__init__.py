@@ -4,7 +4,7 @@
 would remain without padding.
 """
 
-from boundby.work.counter import OperatorWork, Work, count, count_by
+from boundby.work.counter import Work, count, count_by
 from boundby.work.operators import UnknownWorkError
 from boundby.work.transformer import (
     LengthCost,
@@ -16,7 +16,6 @@ from boundby.work.transformer import (
 
 __all__ = [
     "LengthCost",
-    "OperatorWork",
     "TransformerShape",
     "UnknownWorkError",
     "Work",

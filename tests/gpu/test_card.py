@@ -128,6 +128,7 @@ def test_peak_of_memory(card, measured):
     reason="a call that reads from the device cannot be captured; after it memory and streams are as before",
 )
 def test_broken_capture(card, measured):
+    from boundby.bench import Bench
     from boundby.judgement import IDLE_DEVICE
     from boundby.trials import graph_replay, try_out
 
@@ -136,7 +137,7 @@ def test_broken_capture(card, measured):
     def reads() -> object:
         return one.add_(1).item()
 
-    found = try_out(reads, [graph_replay(reads, IDLE_DEVICE)], card.timer, budget_s=20.0)
+    found = try_out(reads, [graph_replay(reads, IDLE_DEVICE)], Bench(card.timer, trials_s=20.0))
     before = card.runtime.memory_reserved(card.device)
     torch.empty(64 * MIB, dtype=torch.uint8, device=card.device)
     release_memory(card.device)

@@ -11,6 +11,7 @@ from transformers import GPT2Config, GPT2Model
 
 from boundby import ceilings
 from boundby.attention_mask import unread
+from boundby.bench import Bench
 from boundby.device import describe
 from boundby.device_time import DeviceTimer
 from boundby.inference import PRECISIONS, Predictor, collate, forward, one_by_one
@@ -67,7 +68,7 @@ def test_graph_replay_of_a_padded_batch(card, measured):
     ready = unread(model, inputs) or inputs
     with torch.inference_mode():
         made = graph_replay(lambda: model(**ready), IDLE_DEVICE)
-        found = try_out(lambda: model(**inputs), [made], card.timer, budget_s=20.0)
+        found = try_out(lambda: model(**inputs), [made], Bench(card.timer, trials_s=20.0))
     problems = [each.reason for each in found.untried] + [doubt.text for doubt in found.doubts]
     measured(found.trials[0].measured.value if found.trials else None, problems=problems)
 

@@ -10,7 +10,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from boundby.attention_mask import unread
-from boundby.bottleneck import Extras, bottleneck
+from boundby.bench import Bench
+from boundby.bottleneck import Call, bottleneck
+from boundby.bottleneck import Machine as Limited
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.device import CudaQueue
 from boundby.device_time import DeviceTimer
@@ -175,15 +177,8 @@ def test_a_slow_host_is_told_as_launch_bound_with_what_a_graph_gains(machine, mo
         dispatch_high_s=2e-5,
         seconds=1.0,
     )
-    found = bottleneck(
-        padded(qwen2(24, torch.bfloat16)),
-        ceilings,
-        "bfloat16",
-        timer=timer_of(machine),
-        queue=CudaQueue(CARD),
-        watch=FakeWatch(),
-        extras=Extras(replay_s=0.0, trials_s=60.0),
-    )
+    bench = Bench(timer_of(machine), CudaQueue(CARD), FakeWatch(), replay_s=0.0, trials_s=60.0)
+    found = bottleneck(Call(padded(qwen2(24, torch.bfloat16))), Limited(ceilings, "bfloat16"), bench)
     [trial] = found.trials
     assert (found.bound, found.confirmation) == ("launch", "confirmed")
     assert trial.fix.kind == "issue_at_once" and trial.measured.value > 2

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from boundby.bench import Bench as Instruments
 from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.disturbance import Conditions, Disturbance
 from boundby.energy import EnergyMeter, EnergyUse
@@ -138,7 +139,8 @@ class Bench:
 
     def subject(self, device: torch.device = CPU, **changes: Any) -> Subject:
         selection = Selection.of(self.texts, self.tokenizer, 512, device)
-        subject = Subject(self.model, selection, self.timer, MACHINE, max_seconds=20.0, watch=FakeWatch(), replay_s=0.0)
+        bench = Instruments(self.timer, watch=FakeWatch(), replay_s=0.0, trials_s=20.0)  # type: ignore[arg-type]
+        subject = Subject(self.model, selection, MACHINE, bench)
         return replace(subject, **changes)
 
     def findings(self, subject: Subject | None = None, chosen: int | None = None) -> list[Finding]:
@@ -216,9 +218,9 @@ def test_the_forward_that_a_gpu_replays_as_a_graph_has_a_mask_that_the_host_does
     bench = Bench(["abcd", "a b c d e"], model).sweep(2)
     seen: list[torch.Tensor] = []
 
-    def bare(work: Any, *_: Any, extras: Any, **__: Any) -> None:
+    def bare(call: Any, *_: Any) -> None:
         model.register_forward_pre_hook(lambda *given: seen.append(given[2]["attention_mask"]), with_kwargs=True)
-        extras.bare()
+        call.bare()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(diagnosis, "is_gpu", lambda device: True)
@@ -539,7 +541,7 @@ SUBJECTS: dict[str, dict[str, Any]] = {
     "no ceilings": {"ceilings": replace(MACHINE, compute=())},
     "gross energy": {"energy": meter(*THREE_WINDOWS)},
     "energy": {"energy": meter(*THREE_WINDOWS), "idle_w": 8.0},
-    "no budget": {"max_seconds": 0.0},
+    "no budget": {"bench": Instruments(trials_s=0.0)},
 }
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from boundby import ceilings, environment, replay
+from boundby import bench, ceilings, environment
 from boundby.compare import spread_for_same
 from utils import dry_run, estimate
 
@@ -18,7 +18,7 @@ def said(capsys: pytest.CaptureFixture[str], folder: Path, *settings: str) -> st
 
 
 def test_the_budgets_are_those_of_the_steps() -> None:
-    assert (estimate.CEILINGS_S, estimate.REPLAY_S) == (ceilings.BUDGET_S, replay.BUDGET_S)
+    assert (estimate.CEILINGS_S, estimate.REPLAY_S) == (ceilings.BUDGET_S, bench.REPLAY_S)
 
 
 @pytest.mark.parametrize("seconds", [10, 15, 60])

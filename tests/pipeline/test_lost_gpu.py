@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from boundby.bench import Bench
 from boundby.capture import CaptureOptions, capture
 from boundby.device import synchronizer
 from boundby.layers.engine import ObservabilityEngine
@@ -217,8 +218,8 @@ def test_a_trial_and_a_capture_that_lose_the_gpu_end_the_others_and_clean_nothin
             )[place]
             with pytest.raises(DeviceLostError, match="device-side assert"):
                 try_out(
-                    forward, [losing, other], Timer(machine.read, synchronizer(GPU)), budget_s=100.0,
-                    release=lambda: released.append(None),
+                    forward, [losing, other],
+                    Bench(Timer(machine.read, synchronizer(GPU)), release=lambda: released.append(1), trials_s=100.0),
                 )  # fmt: skip
             assert len(answered) == 1 and not released
 

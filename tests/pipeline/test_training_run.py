@@ -18,8 +18,7 @@ from torch.utils.data import default_collate
 
 from boundby.roofline import Interval
 from boundby.training import read_stage_times
-from boundby.trials import Tried
-from boundby.verdict import Fix, Trial, Untried
+from boundby.verdict import Fix, Trial, Tried, Untried
 from utils.training import loop, tasks
 from utils.training.run import run
 from utils.training.settings import ModelName, TrainingSettings

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from boundby.bottleneck import Extras, bottleneck
+from boundby.bench import Bench
+from boundby.bottleneck import Call, Machine, bottleneck
 from boundby.ceilings import Ceilings, measure
 from boundby.disturbance import HostCounters, Watch
 from boundby.stats import summarize
@@ -100,7 +101,7 @@ def a_slow_tokenizer() -> tuple[Work, Work | None]:
     return lambda: left @ right, lambda: spin(0.05)
 
 
-SECONDS = Extras(replay_s=2.0, trials_s=3.0)
+BENCH = Bench(replay_s=2.0, trials_s=3.0)
 WORKLOADS = {
     "compute": a_large_product,
     "memory": a_large_addition,
@@ -121,7 +122,7 @@ def test_a_workload_whose_limit_is_known_gets_the_right_verdict_every_time(name:
     work, make_input = WORKLOADS[name]()
     right = 0
     for attempt in range(REPEATS):
-        found = bottleneck(work, ceilings, "float32", timer=Timer(), make_input=make_input, extras=SECONDS)
+        found = bottleneck(Call(work, make_input), Machine(ceilings, "float32"), BENCH)
         right += names(found, expected)
         against = [trial.name for trial in found.trials if trial.says_of(found.bound) == "refutes"]
         assert not against or not found.settled, against

@@ -16,8 +16,7 @@ from boundby.formatting import NOTHING
 from boundby.roofline import Interval
 from boundby.timer import Timer
 from boundby.training.fixes import Recipe, try_fixes
-from boundby.trials import Tried
-from boundby.verdict import Trial
+from boundby.verdict import Trial, Tried
 from utils.errors import InputError
 from utils.render import plain_text
 from utils.render.blocks import Block, Paragraph, Table

@@ -142,7 +142,7 @@ def _kinds(recording: Recording) -> Iterator[str]:
     has_eight_bits = "qlinear_pointwise" in names
     for name, step in zip(names, recording.steps, strict=True):
         is_rounding = has_eight_bits and name in EIGHT_BITS
-        yield CALLS if step.cost is None else ROUNDING if is_rounding else _kind(name)
+        yield CALLS if step.load is None else ROUNDING if is_rounding else _kind(name)
 
 
 def _kind(name: str) -> str:
