@@ -15,7 +15,7 @@ from boundby.capture.export import Naming, check_suffix, naming_of_process
 from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record
 from boundby.capture.schedule import NEVER, Content, Schedule
 from boundby.remarks import summary
-from boundby.trace.decoding import MAX_JSON_BYTES
+from boundby.trace import MAX_JSON_BYTES
 
 NO_ESTIMATE = "a size is known from the second cycle without stacks on"
 MOST_RETRIES = 2  # further cycles in place of those that gave no trace
