@@ -1,6 +1,7 @@
 """The bytes of a trace file, decompressed piece by piece, so that neither a large file nor a zip bomb fills memory."""
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,9 @@ class Source:
         stream, piece = make(), b""
         while True:
             if stream.eof:
-                piece = (stream.unused_data or next(packed, b"")).lstrip(b"\0")
-                if not piece.startswith(magic):
+                behind = (more.lstrip(b"\0") for more in itertools.chain([stream.unused_data], packed))
+                piece = next(filter(None, behind), b"")
+                if not piece or not piece.startswith(magic[: len(piece)]):
                     return
                 stream = make()
             elif stream.needs_input:
