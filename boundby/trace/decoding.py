@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -137,7 +137,6 @@ class _Rest(Header):
 
 _EVENTS = msgspec.json.Decoder(list[_PHASES], strict=False)  # old traces write some numbers as text
 _EVENT = msgspec.json.Decoder(_PHASES, strict=False)
-_RAW = msgspec.json.Decoder(list[msgspec.Raw])
 _REST = msgspec.json.Decoder(_Rest, strict=False)
 _HEADER = msgspec.json.Decoder(Header, strict=False)
 _LENIENT = json.JSONDecoder(strict=False, parse_float=str, parse_constant=lambda _: None)
@@ -213,28 +212,8 @@ class Decoding:
             events = _EVENTS.decode(b"".join((b"[", start, memoryview(text)[:end], b"]")))
             return events, text[end:].lstrip(b", \t\r\n")
         except _UNSOUND:
-            return self._in_doubt(start + text, len(start) + end)
-
-    def _in_doubt(self, text: bytes, end: int) -> tuple[list[Event], bytes]:
-        """Return the same of a chunk in which something is odd: a value of another type, or what is no JSON at all."""
-        try:
-            raws = _RAW.decode(b"".join((b"[", memoryview(text)[:end], b"]")))
-        except _UNSOUND:
-            events, rest = self._one_by_one(text.decode("utf-8", "replace"), more_follows=True)
+            events, rest = self._one_by_one((start + text).decode("utf-8", "replace"), more_follows=True)
             return events, rest.encode()
-        return list(self._sound(raws)), text[end:].lstrip(b", \t\r\n")
-
-    def _sound(self, raws: Iterable[bytes]) -> Iterator[Event]:
-        """Yield the events of these texts."""
-        for raw in raws:
-            try:
-                yield _EVENT.decode(raw)
-            except _UNSOUND:
-                try:
-                    text = bytes(raw).decode("utf-8", "replace")
-                    yield _event(text, _LENIENT.decode(text))
-                except _UNSOUND as error:
-                    self._note_damaged(f"{error}: {bytes(raw)[:NAMED].decode(errors='replace')}")
 
     def _last(self, text: bytes, opening: bytes) -> list[Event]:
         """Return the events of the last chunk and read what stands behind the list."""
