@@ -174,8 +174,8 @@ class Decoding:
         if self._source.fault:
             self.faults.append(Fault("cut_short", None, self._source.fault))
         if self._damaged:
-            text = f"{self._damaged:,} event(s) could not be read; the first one: {self._example}"
-            self.faults.append(Fault("damaged", self._damaged, text))
+            said = f"{self._damaged:,} event(s) could not be read; the first one: {self._example}"
+            self.faults.append(Fault("damaged", self._damaged, said))
 
     def _bounded(self, source: Source) -> Iterator[bytes]:
         total = 0

@@ -36,7 +36,8 @@ class Source:
             file.seek(0)
             packed = iter(lambda: file.read(PIECE_BYTES), b"")
             if begin.startswith(GZIP_MAGIC):
-                yield from self._unpacked(packed, "gzip", GZIP_MAGIC, _gzip, igzip_lib.error)
+                error: Any = igzip_lib.error  # its stubs call it a variable
+                yield from self._unpacked(packed, "gzip", GZIP_MAGIC, _gzip, error)
             elif begin.startswith(ZSTD_MAGIC):
                 zstd = _zstd()
                 yield from self._unpacked(packed, "zstd", ZSTD_MAGIC, zstd.ZstdDecompressor, zstd.ZstdError)

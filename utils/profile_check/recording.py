@@ -45,6 +45,7 @@ class _Profiling(msgspec.Struct):
 
 
 class _Settings(msgspec.Struct):
+    framework: str
     profiling: _Profiling
 
 
@@ -52,6 +53,7 @@ class _Config(msgspec.Struct):
     """What is read of the config.json of a training run."""
 
     kind: Literal["training_run"]
+    steps_planned: int
     world_size: int
     settings: _Settings
 
@@ -271,7 +273,8 @@ def _settings_and_metrics(profile: Profile, path: Path, ranks: Sequence[int | No
         text = f"stage times of {len(ranks)} of {config.world_size} process(es) are here"
         profile.fault("processes", path, text, TRAIN_AGAIN)
     elif config is not None:
-        profile.ok("configuration", path, f"{config.world_size} process(es)")
+        told = f"{config.settings.framework}, {config.steps_planned:,} steps, {config.world_size} process(es)"
+        profile.ok("configuration", path, told)
     path = profile.folder / progress.FILE
     metrics = profile.read(path, progress.Metrics, TRAIN_AGAIN)
     if metrics is None:
