@@ -142,7 +142,7 @@ def read_as(path: str | Path, kind: type[Value]) -> Value:
     Raises OSError, or ValueError that names the file and the place in it for any other shape.
     """
     try:
-        return msgspec.json.decode(read_bytes(path), type=kind)
+        return msgspec.json.decode(read_bytes(path), type=kind, dec_hook=_from_plain)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {_told(error)}") from None
 
@@ -309,6 +309,10 @@ def _is_orphan(path: Path) -> bool:
     if writer[2] == HOST:
         return not is_alive(int(writer[1]), written_unix_s)
     return time.time() - written_unix_s > SILENT_S
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    return Path(value) if kind is Path else value  # a path is text in JSON
 
 
 def _plain(value: Any) -> Any:

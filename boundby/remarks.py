@@ -1,17 +1,17 @@
 """What was given up or cannot be given, and why: the profilers of a program go on, and say it. Loads no torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
+
+import msgspec
 
 Say = Callable[[str], object]
 MOST_REMARKS = 64  # different ones; a run that has more says the same thing in many words
 REASON_CHARACTERS = 300  # a failed assertion of torch brings a page of C++ frames along
 
 
-@dataclass(frozen=True)
-class Remark:
+class Remark(msgspec.Struct, frozen=True):
     """One thing that was given up or cannot be given, why, and how often that happened.
 
     `is_foreseen` where it follows from the settings, the length of the loop or the device: nothing has failed.
@@ -20,7 +20,19 @@ class Remark:
     what: str
     reason: str
     count: int = 1
-    is_foreseen: bool = field(default=False, compare=False)
+    is_foreseen: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the same is said, foreseen or not."""
+        return isinstance(other, Remark) and self._said == other._said
+
+    def __hash__(self) -> int:
+        """One hash for the same words."""
+        return hash(self._said)
+
+    @property
+    def _said(self) -> tuple[str, str, int]:
+        return self.what, self.reason, self.count
 
 
 def summary(error: BaseException) -> str:

@@ -70,7 +70,7 @@ class Module:
 
     def origin_of(self, name: str) -> "Module":
         """Return the module that an exported name is imported from."""
-        for node in self.tree.body:
+        for node in ast.walk(self.tree):  # those that are loaded late stand under TYPE_CHECKING
             if isinstance(node, ast.ImportFrom) and node.module and name in {each.name for each in node.names}:
                 return read(node.module).origin_of(name)
         return self

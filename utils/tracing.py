@@ -1,8 +1,9 @@
 """The trace of the reference batch: which one, which files are made of it, and what is said on the terminal."""
 
 import contextlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from boundby import files
@@ -23,7 +24,6 @@ from utils.selection import Selection
 from utils.trace_analysis import document, text
 from utils.trace_analysis.traces import Examination, Examined
 
-SCHEMA_VERSION = 1
 WARM_UP_RUNS = 3  # of the batch before the profiler starts; the cold call belongs to the sweep
 STACKS_DETAIL = "Python frames of one batch, recorded in a step of their own; width is time."
 
@@ -98,15 +98,14 @@ def record(run: Run, loaded: LoadedModel, batch: Batch) -> Recording:
         device=loaded.device,
         options=options,
     )
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        "batch_size": batch.shape.samples,
-        "batch_size_reason": why,
-        "shape": str(batch.shape),
-        "dtype": loaded.dtype,
-        **asdict(taken),
-    }
-    files.write_json(layout.trace_manifest, manifest)
+    taken = msgspec.structs.replace(
+        taken,
+        batch_size=batch.shape.samples,
+        batch_size_reason=why,
+        shape=str(batch.shape),
+        dtype=loaded.dtype,
+    )
+    files.write_json(layout.trace_manifest, taken)
     peak = _peak_flops_per_s(layout, loaded.dtype)
     analysis = _derive(layout, taken, batch.shape, peak) if taken.trace_path else None
     return Recording(batch.shape, why, taken, analysis, is_gpu(loaded.device))

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boundby.capture import CaptureOptions, Schedule
-from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
+from boundby.capture import MAX_TRACE_MB, CaptureOptions, Schedule, trace_limit
 from boundby.integrations.timed_methods import TimedMethods
 from boundby.patches import Wrapper
 from boundby.remarks import Guard, Say, summary

@@ -21,8 +21,15 @@ import torch
 from transformers import TrainerCallback
 
 from boundby import files
-from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Schedule, nsight_variable
-from boundby.capture.manifest import MAX_TRACE_MB, trace_limit
+from boundby.capture import (
+    MAX_TRACE_MB,
+    CaptureManifest,
+    CaptureOptions,
+    Cycle,
+    Schedule,
+    nsight_variable,
+    trace_limit,
+)
 from boundby.integrations.timed_methods import TimedMethods
 from boundby.integrations.transformers_hooks import HookMarks
 from boundby.patches import Patches, Wrapper

@@ -5,12 +5,13 @@ every device went, and why it was idle. `operators` has the calls of operators a
 """
 
 from boundby.trace.analysis import Analysis, analyze
-from boundby.trace.decoding import NotATrace
+from boundby.trace.decoding import MAX_JSON_BYTES, NotATrace
 from boundby.trace.operator_table import OPERATOR_COLUMNS, operator_rows, rows_by_name
 from boundby.trace.operators import OpStat, folded_stacks, op_stats
 from boundby.trace.table import Trace, read_trace, step_count
 
 __all__ = [
+    "MAX_JSON_BYTES",
     "OPERATOR_COLUMNS",
     "Analysis",
     "NotATrace",

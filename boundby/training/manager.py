@@ -7,11 +7,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from boundby import files
 from boundby.remarks import Say
@@ -21,7 +23,7 @@ from boundby.trace.judgement import judge_trace
 from boundby.training import results, stages
 from boundby.training.reader import others_of
 from boundby.training.recorder import CudaMarks, HookEvent
-from boundby.training.records import SCHEMA_VERSION, StageTimes
+from boundby.training.records import StageTimes
 from boundby.training.results import RunFiles, remove_earlier
 from boundby.training.timer import ENDED, UNSTOPPED, Block, Item, StageTimer, TimerOptions
 from boundby.verdict import Verdict
@@ -304,8 +306,8 @@ class ProfilerManager:
         for downgrade in manifest.downgrades:
             if not downgrade.is_foreseen:
                 self.timer.remarks.tell(downgrade.what, downgrade.reason)
-        whole = replace(manifest, downgrades=(*manifest.downgrades, *self.timer.remarks.all()))
-        files.write_json(self._place.path(results.MANIFEST), {"schema_version": SCHEMA_VERSION, **asdict(whole)})
+        whole = msgspec.structs.replace(manifest, downgrades=(*manifest.downgrades, *self.timer.remarks.all()))
+        files.write_json(self._place.path(results.MANIFEST), whole)
 
     def _guarded(self, what: str, action: Callable[[], Result]) -> Result | None:
         """Return what the action returns; None, with a remark, where it raises."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 TRACE, OP_STATS, MANIFEST, SUMMARY = "trace.json", "op_stats.csv", "manifest.json", "profiler_summary.json"
 
 CYCLES = "trace_cycle*.json"
-PATHS = ("trace_path", "stacks_path", "snapshot_path")  # keys of a manifest
 CLOCKS_DIFFER_S = 1.0  # that of the system's table of processes, and that of the program
 NO_TRACE = "there is no trace of this run that could be read; manifest.json and given_up say why"
 
@@ -111,9 +110,9 @@ def analysis_of(manifest: "CaptureManifest") -> Analysis:
 
 def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verdict: Verdict | None) -> dict[str, Any]:
     """Return the summary of the run: its stages, the verdicts on it and on its trace, and what was given up."""
-    given_up = [asdict(remark) for remark in times.remarks]
+    given_up = [msgspec.structs.asdict(remark) for remark in times.remarks]
     if manifest:
-        given_up += [asdict(downgrade) for downgrade in manifest.downgrades]
+        given_up += [msgspec.structs.asdict(downgrade) for downgrade in manifest.downgrades]
     return {
         "schema_version": SCHEMA_VERSION,
         **_of_process(times),
@@ -125,7 +124,7 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
         "trace_reason": None if verdict else NO_TRACE,
         "profiler_s": manifest.seconds if manifest else None,
         "given_up": given_up,
-        "unavailable": [asdict(missing) for missing in manifest.unavailable] if manifest else [],
+        "unavailable": [msgspec.structs.asdict(missing) for missing in manifest.unavailable] if manifest else [],
     }
 
 
@@ -207,14 +206,14 @@ def _recorded(place: RunFiles) -> Iterator[Path]:
     """Yield what a recording leaves under fixed names, and what its manifest names in this folder."""
     yield from (place.path(name) for name in (TRACE, OP_STATS))
     yield from place.folder.glob(place.path(CYCLES).name)
+    from boundby.capture import CaptureManifest
+
     try:
-        document = files.read_json(place.path(MANIFEST))
-        parts = [document, *document.get("cycles", ())]
-        named = [Path(part[key]) for part in parts for key in PATHS if part.get(key)]
-    except (OSError, ValueError, TypeError, AttributeError):
+        manifest = files.read_as(place.path(MANIFEST), CaptureManifest)
+    except (OSError, ValueError):
         return
     here = place.folder.absolute()
-    yield from (path for path in named if path.absolute().parent == here)
+    yield from (path for path in manifest.files if path.absolute().parent == here)
 
 
 CHROME_TRACE = "chrome_trace.json"
@@ -313,7 +312,7 @@ def _told(place: RunFiles, times: StageTimes) -> Told:
     try:
         return msgspec.convert(files.read_json(place.path(SUMMARY)), Told)
     except (OSError, ValueError):
-        return Told([asdict(remark) for remark in times.remarks])
+        return Told([msgspec.structs.asdict(remark) for remark in times.remarks])
 
 
 def _versions(folder: Path) -> list[tuple[str, int, int]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from boundby import files
+from boundby.capture import CaptureManifest, Remark
 from boundby.capture.instruments import SNAPSHOT
 from boundby.formatting import WIDTH
 from tests import baseline_document as results
@@ -125,7 +126,7 @@ def test_the_memory_snapshot_is_listed_with_the_reason_why_there_is_none(read, k
     data = read(results.document(results.cpu_rows([1])))
     place = "profiler_traces/memory_snapshot.pickle"
     assert f"{place}: not there (step 03 has not written it)" in section(data, "Every file")
-    manifest = sources.Manifest(**{kind: (sources.Remark(assembly.SNAPSHOT, "not for cpu"),)})
+    manifest = CaptureManifest(**{kind: (Remark(assembly.SNAPSHOT, "not for cpu"),)})
     assert f"{place}: not there (not for cpu)" in section(replace(data, manifest=manifest), "Every file")
     data.layout.traces.mkdir(parents=True, exist_ok=True)
     data.layout.memory_snapshot.write_bytes(b"history")

@@ -85,7 +85,7 @@ def test_verdict_is_compared_with_that_of_the_sweep_at_its_batch_size(read):
     whole = swept(reported(read, traces.gpu()), bound="memory")
     assert profiling.WHOM_TO_BELIEVE in whole
     data = reported(read, traces.gpu())
-    data = replace(data, manifest=sources.Manifest(dtype=data.manifest.dtype, batch_size=7))
+    data = replace(data, manifest=sources.CaptureManifest(dtype=data.manifest.dtype, batch_size=7))
     assert profiling.WHOM_TO_BELIEVE not in section(data, HEADING)
 
 

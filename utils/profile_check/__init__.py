@@ -1,1 +1,1 @@
-"""Check every artefact of a profile: that it is there, whole, the one its receipt tells of, and true to its trace."""
+"""Check every artefact of a profile: that it is there, is the one that was written, and can be read."""

@@ -1,392 +1,328 @@
-"""Check what step 03 or a recording leaves: its receipt, its manifest, the traces, and what was derived from these."""
+"""Check what step 03 or a training run leaves: every file is there, is the one that was written, and can be read."""
 
-import csv
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from boundby import files
+from boundby.capture import CaptureManifest
 from boundby.cli import typed
-from boundby.remarks import Remark
-from boundby.trace import OPERATOR_COLUMNS, Analysis, OpStat, analyze, read_trace
-from boundby.trace.decoding import MAX_JSON_BYTES
-from boundby.trace.source import Source
+from boundby.trace import Analysis, analyze, read_trace
+from boundby.training import StageTimes, ranks_in, read_stage_times
+from boundby.training.results import MANIFEST, OP_STATS, SUMMARY, goes_on
+from boundby.training.store import DOCUMENT
 from utils import steps
-from utils.profile_check.subject import STEP, Check, Subject, read_strictly
-from utils.trace_analysis.document import SCHEMA_VERSION
+from utils.artifacts import Layout
+from utils.cli import Run
+from utils.errors import InputError
+from utils.training import progress, run_folder
 
-LARGEST_JSON_BYTES = 640 * 2**20  # above the default of trace.max_mb; 412 MB take about 5 s
-TIMES = ("window", "busy", "idle")
-PATH_ENDING = "_path"  # of the keys of a manifest that name a file
-FOLDED = re.compile(r"\S.* [1-9]\d*")  # outer;inner;innermost weight
-NAMED = 80  # characters of a line that a message quotes
-
-
-class Cycle(msgspec.Struct):
-    """One recording of consecutive steps."""
-
-    steps_recorded: int
-    stacks: bool = False
-    steps_expected: int | None = None
-    trace_path: str | None = None
-    trace_bytes: int | None = None
-    json_bytes: int | None = None
+STEP = "03"
+TRAIN_AGAIN = "train again"
+Record = TypeVar("Record")
 
 
-class Manifest(msgspec.Struct):
-    """What is read of a manifest."""
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: in which file, what was found there, and for a fault how to get it right."""
 
-    steps_expected: int
-    steps_recorded: int
-    trace_path: str | None
-    downgrades: list[Remark]
-    unavailable: list[Remark]
-    trace_bytes: int | None = None
-    stacks_path: str | None = None
-    warnings: list[str] = []
-    cycles: list[Cycle] = []
-    trace_wanted: bool = True
-    trace_reason: str | None = None
+    what: str
+    file: str
+    state: Literal["ok", "note", "fault"]
+    found: str
+    remedy: str | None = None
 
     @property
-    def recordings(self) -> dict[str, Cycle]:
-        """The recording of each trace by the path that was written down; that of `trace_path` is the first."""
-        found = {}
-        if self.trace_path:
-            found[self.trace_path] = Cycle(self.steps_recorded, trace_bytes=self.trace_bytes)
-        return found | {each.trace_path: each for each in self.cycles if each.trace_path}
+    def is_fatal(self) -> bool:
+        """Whether the artefact must not be used as it is."""
+        return self.state == "fault"
 
 
-class StoredDevice(msgspec.Struct):
-    """The times of one device, in ms with all digits."""
-
-    device: int | None
-    window_ms: float
-    busy_ms: float
-    idle_ms: float
+class _Profiling(msgspec.Struct):
+    enabled: bool
 
 
-class StoredTrace(msgspec.Struct):
-    """What is read of one trace in the stored analysis."""
-
-    path: str
-    devices: list[StoredDevice]
+class _Settings(msgspec.Struct):
+    profiling: _Profiling
 
 
-class StoredAnalysis(msgspec.Struct):
-    """What is read of the stored analysis."""
+class _Config(msgspec.Struct):
+    """What is read of the config.json of a training run."""
 
-    schema_version: int
-    traces: list[StoredTrace]
-
-
-class RunRecord(msgspec.Struct):
-    """What is read of run.json."""
-
-    steps: dict[str, dict[str, object]]
+    kind: Literal["training_run"]
+    steps_planned: int
+    world_size: int
+    settings: _Settings
 
 
-def is_without_trace(receipt: steps.Receipt) -> bool:
-    """Tell whether the settings asked for none."""
-    settings = receipt.parts.config.get("trace")
-    return isinstance(settings, Mapping) and settings.get("enabled") is False
+@dataclass
+class Profile:
+    """A folder with a profile, and what was found in it.
+
+    `folder` holds the manifest and the traces; of a run of the pipeline it lies in `run`. `analysis` is that of the
+    first trace, None where it cannot be read; `ranks` are the processes of a training run.
+    """
+
+    run: Path
+    folder: Path
+    layout: Layout | None  # of a run of the pipeline; None of a recorded loop
+    checks: list[Check] = field(default_factory=list)
+    analysis: Analysis | None = None
+    ranks: tuple[StageTimes, ...] = ()
+
+    @property
+    def faults(self) -> list[Check]:
+        """What must not be used as it is."""
+        return [check for check in self.checks if check.is_fatal]
+
+    @property
+    def again(self) -> str:
+        """How to make the whole profile anew."""
+        if self.layout:
+            return f"make it again: {typed('run', '--from', '3')}, with the settings of this run"
+        return "record it again"
+
+    def ok(self, what: str, path: Path, found: str) -> None:
+        """Note that all is well."""
+        self._add(what, path, "ok", found)
+
+    def note(self, what: str, path: Path, found: str) -> None:
+        """Note something worth knowing that spoils nothing."""
+        self._add(what, path, "note", found)
+
+    def fault(self, what: str, path: Path, found: str, remedy: str | None = None) -> None:
+        """Note a fault; that a file is missing or of another size, once. Without a `remedy` it has to be made again."""
+        is_known = any((fault.what, fault.file) == (what, self._named(path)) for fault in self.faults)
+        if not (what in ("existence", "size") and is_known):
+            self._add(what, path, "fault", found, remedy or self.again)
+
+    def read(self, path: Path, kind: type[Record], remedy: str | None = None) -> Record | None:
+        """Return the record in a file; None, with a fault, where it is missing or no such record."""
+        try:
+            return files.read_as(path, kind)
+        except FileNotFoundError:
+            self.fault("existence", path, "it is missing", remedy)
+        except (OSError, ValueError) as error:
+            self.fault("content", path, f"{error}", remedy)
+        return None
+
+    def _add(
+        self, what: str, path: Path, state: Literal["ok", "note", "fault"], found: str, remedy: str | None = None
+    ) -> None:
+        self.checks.append(Check(what, self._named(path), state, found, remedy))
+
+    def _named(self, path: Path) -> str:
+        return str(path.relative_to(self.run)) if path.is_relative_to(self.run) else str(path)
 
 
-def receipt_of(subject: Subject) -> tuple[steps.Receipt | None, list[Check]]:
-    """Return the receipt of a run of the pipeline, and what is to be said about it and about the files it lists."""
-    path, marker = subject.layout.receipt(STEP), subject.layout.marker(STEP)
-    if not subject.is_pipeline:
-        return None, []
-    if not path.exists():
-        found = f"step {STEP} has started and not finished" if marker.exists() else f"step {STEP} left no receipt"
-        remedy = f"wait for it, or {typed('run', '--from', '3', '--resume')}" if marker.exists() else None
-        return None, [subject.fault("receipt", path, found, remedy)]
+def folder_of(run: Run) -> Path | None:
+    """Return the folder to check: RUN, else the results of the settings; None where these ask for no trace."""
+    if run.args.run is not None:
+        return Path(run.args.run)
+    return run.layout.results if run.config.trace.enabled else None
+
+
+def check(path: Path, layout: Layout) -> Profile:
+    """Return what is to be said about the profile in a folder; a broken file is a fault and never an error.
+
+    `layout` gives the names of files. Raises InputError where there is no folder, or no profile in it.
+    """
+    if not path.is_dir():
+        raise InputError(f"{path} is no folder; give the results folder of a run, or one with a profiler's manifest")
+    above = replace(layout, results=path.resolve().parent)
+    if path.resolve().name == layout.traces.name and above.receipt(STEP).exists():
+        path = above.results
+    own = replace(layout, results=path)
+    if any(place.exists() for place in (own.traces, own.receipt(STEP), own.marker(STEP))):
+        profile = Profile(path, own.traces, own)
+        if _receipt(profile, own):
+            _recording(profile, own.trace_manifest)
+        return profile
+    profile = Profile(path, path, None)
+    if run_folder.is_run(path) or ranks_in(path):
+        _training(profile)
+    elif (path / MANIFEST).is_file():
+        _recording(profile, path / MANIFEST)
+    else:
+        raise InputError(f"{path} holds no profile: neither {own.traces.name}/ nor {MANIFEST}; run step {STEP}")
+    return profile
+
+
+def _receipt(profile: Profile, layout: Layout) -> bool:
+    """Check the receipt of step 03 and every file that it lists; tell whether there is to be a trace."""
+    path = layout.receipt(STEP)
     try:
         receipt = steps.receipt_in(path)
+    except FileNotFoundError:
+        has_begun = layout.marker(STEP).exists()
+        found = f"step {STEP} has started and not finished" if has_begun else f"step {STEP} left no receipt"
+        remedy = f"wait for it, or {typed('run', '--from', '3', '--resume')}" if has_begun else None
+        profile.fault("receipt", path, found, remedy)
+        return True
     except steps.OtherReceipt as error:
-        return None, [subject.fault("receipt", path, str(error), f"check it with that version, or {subject.again}")]
+        profile.fault("receipt", path, f"{error}", f"check it with that version, or {profile.again}")
+        return True
     except (OSError, ValueError) as error:
-        return None, [subject.unreadable("receipt", path, error)]
-    return receipt, [*_receipt(subject, receipt, path), *_outputs(subject, receipt, path)]
-
-
-def _receipt(subject: Subject, receipt: steps.Receipt, path: Path) -> Iterator[Check]:
+        profile.fault("receipt", path, f"{error}")
+        return True
+    for output in receipt.outputs:
+        _output(profile, _place(profile, output.path), output)
     if receipt.status != "ok":
-        yield subject.fault("receipt", path, f"step {STEP} ended with status {receipt.status}")
-    elif is_without_trace(receipt):
-        yield subject.note("receipt", path, "trace.enabled was false: no trace was recorded")
-    else:
-        yield subject.ok("receipt", path, f"step {STEP} finished, {len(receipt.outputs)} file(s) listed")
+        profile.fault("receipt", path, f"step {STEP} ended with status {receipt.status}")
+        return True
+    trace = receipt.parts.config.get("trace")
+    if isinstance(trace, Mapping) and trace.get("enabled") is False:
+        profile.note("receipt", path, "trace.enabled was false: no trace was recorded")
+        return False
+    profile.ok("receipt", path, f"step {STEP} finished, {len(receipt.outputs)} file(s) listed")
+    return True
 
 
-def _outputs(subject: Subject, receipt: steps.Receipt, path: Path) -> Iterator[Check]:
-    written = path.stat().st_mtime_ns
-    listed = {_place(subject, output.path): output for output in receipt.outputs}
-    touched = []
-    for place, output in listed.items():
-        yield (check := _output(subject, place, output, written))
-        if not check.is_fatal and place.stat().st_mtime_ns > written:
-            touched.append(place.name)
-    if touched:
-        text = f"older than {len(touched)} file(s) whose content is as listed: they were copied or touched since"
-        yield subject.note("age", path, text)
-    for place in sorted(subject.folder.rglob("*")):
-        if place.is_file() and place not in listed and not place.name.startswith(files.TEMPORARY_PREFIX):
-            age = "newer" if place.stat().st_mtime_ns > written else "older"
-            yield subject.note("listing", place, f"the receipt does not list it, and it is {age} than the receipt")
-
-
-def _output(subject: Subject, place: Path, output: steps.Output, written: int) -> Check:
+def _output(profile: Profile, place: Path, output: steps.Output) -> None:
     if not place.is_file():
-        return subject.fault("existence", place, "it is missing; the receipt lists it")
-    size = place.stat().st_size
-    since = ", after the receipt" if place.stat().st_mtime_ns > written else ""
-    if size != output.bytes:
-        return subject.fault("size", place, f"it has {size:,} bytes, {output.bytes:,} were written: changed{since}")
-    found = files.sha256(place)
-    if found != output.sha256:
-        return subject.fault(
-            "hash", place, f"its SHA-256 is {found[:12]}..., not {output.sha256[:12]}...: changed{since}"
-        )
-    return subject.ok("hash", place, f"{size:,} bytes, as written")
+        profile.fault("existence", place, "it is missing; the receipt lists it")
+    elif (size := place.stat().st_size) != output.bytes:
+        profile.fault("size", place, f"it has {size:,} bytes, {output.bytes:,} were written")
+    elif files.sha256(place) != output.sha256:
+        profile.fault("hash", place, "its SHA-256 is not the one in the receipt: it has changed")
+    else:
+        profile.ok("hash", place, f"{size:,} bytes, as written")
 
 
-def _place(subject: Subject, recorded: str) -> Path:
-    """Return where a listed file is to be now, also when the folder of the run has moved."""
+def _place(profile: Profile, recorded: str) -> Path:
+    """Return where a listed file is now, also when the folder of the run has moved."""
     parts = Path(recorded).parts
-    for folder in (subject.folder, subject.folder.resolve().parent):  # layers lie beside the traces, in the results
+    for folder in (profile.folder, profile.run.resolve()):  # layers lie beside the traces, in the results
         if folder.name in parts:
             last = len(parts) - 1 - parts[::-1].index(folder.name)
             return folder.joinpath(*parts[last + 1 :])
-    return Path(recorded)
+    below = [profile.folder.joinpath(*parts[start:]) for start in range(1, len(parts))]
+    return next((path for path in below if path.is_file()), profile.folder / Path(recorded).name)
 
 
-def run_record(subject: Subject) -> Iterator[Check]:
-    """Yield what is to be said about the record of the run."""
-    path = subject.layout.run
-    try:
-        status = read_strictly(path, RunRecord).steps[STEP]["status"]
-    except FileNotFoundError:
-        if subject.run.resolve().parent.name == "previous":
-            yield subject.note("existence", path, "it stays with the newest run; this is an earlier one")
-        else:
-            yield subject.fault("existence", path, "it is missing: settings, versions and machine are not known")
-    except (OSError, ValueError, LookupError) as error:
-        yield subject.unreadable("run record", path, error)
-    else:
-        say = subject.ok if status == "ok" else subject.note
-        yield say("run record", path, f"step {STEP} ended with status {status}")
-
-
-def check(subject: Subject) -> tuple[Analysis | None, list[Check]]:
-    """Return the analysis of the first trace of a recording, and what is to be said about all that it left."""
-    manifest, checks = _manifest(subject)
+def _recording(profile: Profile, path: Path) -> None:
+    """Check the manifest of a recording, the files that it names, and its traces."""
+    manifest = profile.read(path, CaptureManifest)
     if manifest is None:
-        return None, [*checks, *_op_stats(subject, None), *_stored_analysis(subject, None)]
-    first, said = None, []
-    for recorded, cycle in manifest.recordings.items():
-        path = subject.resolved(recorded)
-        if path.is_file() and path.stat().st_size:  # else the checks of the manifest have said so
-            analysis, of_trace = _trace(subject, path, cycle)
-            said += of_trace
-            first = analysis if recorded == manifest.trace_path else first
-    if manifest.trace_path:
-        known = None if any(each.is_fatal for each in said) else first  # a broken trace refutes no table
-        said += [*_op_stats(subject, known), *_stored_analysis(subject, known)]
-    return first, checks + said
-
-
-def _manifest(subject: Subject) -> tuple[Manifest | None, list[Check]]:
-    """Return the manifest, and what is to be said about it and the files that it names."""
-    path = subject.manifest
-    manifest, checks = subject.read("manifest", path, Manifest, "what the trace holds is not known")
-    if manifest is None:
-        return None, checks
-    document = read_strictly(path, dict[str, object])
-    return manifest, [*_recorded(subject, manifest), *_named_files(subject, document), *_stacks(subject, manifest)]
-
-
-def _recorded(subject: Subject, manifest: Manifest) -> Iterator[Check]:
-    path = subject.manifest
-    counted = f"{manifest.steps_recorded} of {manifest.steps_expected} steps recorded"
-    reasons = "; ".join(f"{each.what}: {each.reason}" for each in manifest.downgrades)
-    if not manifest.trace_wanted:
-        yield subject.note("trace", path, f"no trace was wanted: {manifest.trace_reason or 'no reason is given'}")
-    elif manifest.trace_path is None:
-        yield subject.fault("trace", path, f"there is no trace ({reasons or 'and no reason'})")
-    elif manifest.steps_recorded < manifest.steps_expected and not reasons:
-        yield subject.fault("steps", path, f"{counted}, and no reason is given")
-    else:
-        yield subject.ok("steps", path, counted)
-    for kind, remarks in (("downgraded", manifest.downgrades), ("unavailable", manifest.unavailable)):
-        for each in remarks:
-            yield subject.note(kind, path, f"{kind}: {each.what}: {each.reason}")
-    for text in manifest.warnings:
-        yield subject.note("warning", path, f"torch warned: {text}")
-
-
-def _named_files(subject: Subject, document: Mapping[str, object]) -> Iterator[Check]:
-    cycles = document.get("cycles")
-    parts = [*(cycles if isinstance(cycles, list) else ()), document]
-    named = {
-        value: key.removesuffix(PATH_ENDING)
-        for part in parts
-        for key, value in part.items()
-        if key.endswith(PATH_ENDING) and isinstance(value, str)
-    }
-    for recorded, what in named.items():
-        place = subject.resolved(recorded)
+        return
+    _steps_of(profile, path, manifest)
+    for recorded, what in manifest.files.items():
+        place = _place(profile, str(recorded))
         if not place.is_file():
-            yield subject.fault("existence", place, f"it is missing; {subject.manifest.name} names it as {what}")
+            profile.fault("existence", place, f"it is missing; {path.name} names it as {what}")
         elif not place.stat().st_size:
-            yield subject.fault("size", place, f"it is empty; {subject.manifest.name} names it as {what}")
-        else:
-            yield subject.ok("existence", place, f"the {what} of the manifest")
+            profile.fault("size", place, f"it is empty; {path.name} names it as {what}")
+        elif what != "trace":
+            profile.ok("existence", place, f"the {what} of the manifest")
+    for cycle in manifest.cycles:
+        place = _place(profile, str(cycle.trace_path))
+        if not (cycle.trace_path and place.is_file() and place.stat().st_size):
+            continue
+        try:
+            trace = read_trace(place)
+        except (OSError, ValueError) as error:
+            profile.fault("trace", place, f"{error}")
+            continue
+        analysis = analyze(trace, expected_steps=cycle.steps_recorded, stacks_expected=cycle.stacks)
+        for finding in analysis.findings:
+            say = profile.fault if finding.is_fatal else profile.note
+            say(finding.kind, place, finding.text)
+        if analysis.is_conclusive:
+            profile.ok("trace", place, f"{analysis.events:,} events, {len(analysis.step_numbers)} steps")
+        if cycle.trace_path == manifest.trace_path and profile.analysis is None:
+            profile.analysis = analysis
 
 
-def _stacks(subject: Subject, manifest: Manifest) -> Iterator[Check]:
-    path = subject.resolved(manifest.stacks_path) if manifest.stacks_path else None
-    if path is None or not path.is_file() or not path.stat().st_size:
-        return
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        yield subject.unreadable("stacks", path, error)
-        return
-    wrong = [number for number, line in enumerate(lines, start=1) if not FOLDED.fullmatch(line)]
-    if wrong:
-        line = lines[wrong[0] - 1][:NAMED]
-        text = f"{len(wrong)} of {len(lines)} lines are not `frames weight`; the first is line {wrong[0]}: {line!r}"
-        yield subject.fault("stacks", path, text)
+def _steps_of(profile: Profile, path: Path, manifest: CaptureManifest) -> None:
+    counted = f"{manifest.steps_recorded} of {manifest.steps_expected} steps recorded"
+    reasons = "; ".join(f"{remark.what}: {remark.reason}" for remark in manifest.downgrades)
+    if not manifest.trace_wanted:
+        profile.note("trace", path, f"no trace was wanted: {manifest.trace_reason or 'no reason is given'}")
+    elif manifest.trace_path is None:
+        profile.fault("trace", path, f"there is no trace ({reasons or 'and no reason'})")
+    elif manifest.steps_recorded < manifest.steps_expected and not reasons:
+        profile.fault("steps", path, f"{counted}, and no reason is given")
     else:
-        yield subject.ok("stacks", path, f"{len(lines):,} stacks")
+        profile.ok("steps", path, counted)
+    for kind, remarks in (("downgraded", manifest.downgrades), ("unavailable", manifest.unavailable)):
+        for remark in remarks:
+            profile.note(kind, path, f"{kind}: {remark.what}: {remark.reason}")
+    for text in manifest.warnings:
+        profile.note("warning", path, f"torch warned: {text}")
 
 
-def _trace(subject: Subject, path: Path, cycle: Cycle) -> tuple[Analysis | None, list[Check]]:
-    size, checks = path.stat().st_size, []
-    if cycle.trace_bytes not in (None, size):
-        checks.append(subject.fault("size", path, f"it has {size:,} bytes, {cycle.trace_bytes:,} were recorded"))
-    if max(size, cycle.json_bytes or 0) > LARGEST_JSON_BYTES:
-        return None, [*checks, _unpacked(subject, path)]
+def _training(profile: Profile) -> None:
+    """Check a training run: its settings and metrics where it is one of ours, and the files of each process."""
+    folder, ranks = profile.folder, ranks_in(profile.folder)
+    if (folder / run_folder.CONFIG).is_file():
+        _settings_and_metrics(profile, folder / run_folder.CONFIG, ranks)
+    for rank in ranks:
+        _process(profile, rank)
+    if len(ranks) > 1 and not any(times.status == "running" for times in profile.ranks):
+        _read_ok(profile, folder / SUMMARY, "all processes in sum")
+
+
+def _settings_and_metrics(profile: Profile, path: Path, ranks: Sequence[int | None]) -> None:
+    config = profile.read(path, _Config, TRAIN_AGAIN)
+    if config is not None and not config.settings.profiling.enabled:
+        profile.note("profiling", path, "profiling.enabled was false: the run was not recorded (--profiler on)")
+    elif config is not None and len(ranks) < config.world_size:
+        text = f"stage times of {len(ranks)} of {config.world_size} process(es) are here"
+        profile.fault("processes", path, text, TRAIN_AGAIN)
+    elif config is not None:
+        told = f"{config.steps_planned:,} steps, {config.world_size} process(es)"
+        profile.ok("configuration", path, told)
+    path = profile.folder / progress.FILE
+    metrics = profile.read(path, progress.Metrics, TRAIN_AGAIN)
+    if metrics is None:
+        return
+    profile.ok("metrics", path, f"{len(metrics.steps.step):,} steps, {len(metrics.epochs)} epochs")
+    if metrics.non_finite_losses:
+        profile.note("losses", path, f"{metrics.non_finite_losses:,} losses are no finite numbers (null here)")
+    if metrics.status in ("failed", "interrupted"):
+        profile.note("status", path, f"the training was {metrics.status}: {metrics.error}")
+
+
+def _process(profile: Profile, rank: int | None) -> None:
+    """Check the files of one process; what comes at the end of a run may be missing while it goes on."""
+    prefix = "" if rank is None else f"rank{rank}_"
+    path = profile.folder / f"{prefix}{DOCUMENT}"
     try:
-        trace = read_trace(path, max_json_bytes=LARGEST_JSON_BYTES)
+        times = read_stage_times(profile.folder, rank)
     except (OSError, ValueError) as error:
-        return None, [*checks, subject.unreadable("trace", path, error)]
-    analysis = analyze(trace, expected_steps=cycle.steps_expected or cycle.steps_recorded, stacks_expected=cycle.stacks)
-    checks += [
-        subject.fault(each.kind, path, each.text) if each.is_fatal else subject.note(each.kind, path, each.text)
-        for each in analysis.findings
-    ]
-    if analysis.is_conclusive:
-        checks.append(subject.ok("trace", path, f"{analysis.events:,} events, {len(analysis.step_numbers)} steps"))
-    return analysis, checks
-
-
-def _unpacked(subject: Subject, path: Path) -> Check:
-    """Return whether a trace too large to be analysed here is whole as far as its compression tells."""
-    source, total = Source(path), 0
-    for piece in source:
-        total += len(piece)
-        if total > MAX_JSON_BYTES:
-            return subject.fault("trace", path, f"it unpacks to more than {MAX_JSON_BYTES / 2**30:.0f} GiB")
-    if source.fault:
-        return subject.fault("trace", path, source.fault)
-    limit = f"{LARGEST_JSON_BYTES / 1e6:,.0f} MB"
-    return subject.note("trace", path, f"{total / 1e6:,.0f} MB of JSON, whole; above {limit} it is not analysed here")
-
-
-def _op_stats(subject: Subject, analysis: Analysis | None) -> Iterator[Check]:
-    path = subject.op_stats
-    if not path.is_file():
-        if subject.is_pipeline or subject.has_table:
-            yield subject.fault("existence", path, "it is missing: the table of operators")
+        profile.fault("stage times", path, f"{error}", TRAIN_AGAIN)
         return
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows, columns = list(reader), reader.fieldnames or ()
-        absent = [name for name in OPERATOR_COLUMNS if name not in columns]
-        if absent:
-            yield subject.fault("columns", path, f"it lacks the column(s) {', '.join(absent)}")
-            return
-        stored = _stored_totals(rows)
-    except (OSError, ValueError, TypeError, OverflowError, csv.Error) as error:
-        yield subject.unreadable("table", path, error)
-        return
-    if analysis is None:
-        yield subject.note("totals", path, f"{len(rows)} rows; not compared, as there is no analysis of the trace")
-        return
-    yield from _compared(subject, "totals", path, stored, _totals(analysis.operators))
+    profile.ranks = (*profile.ranks, times)
+    last = "no step has ended" if times.last_step is None else f"the last step that has ended is {times.last_step}"
+    if times.status == "failed":
+        profile.note("status", path, f"the training failed: {times.error}; {last}")
+    elif goes_on(times):
+        profile.note("status", path, f"it runs still; {last}")
+    elif times.status == "running":
+        profile.fault("status", path, f"the training was killed; {last}; what had been recorded is whole", TRAIN_AGAIN)
+    elif not (times.step and times.step.host_s.n):
+        profile.fault("steps", path, "no undisturbed step has ended", "train for more steps")
+    else:
+        profile.ok("stage times", path, f"{times.step.host_s.n:,} undisturbed steps")
+    for remark in times.remarks:
+        often = f" ({remark.count} times)" if remark.count > 1 else ""
+        if remark.what == DOCUMENT:  # what is known comes from the log
+            profile.fault("stage times", path, remark.reason, TRAIN_AGAIN)
+        else:
+            profile.note("given up", path, f"given up: {remark.what}: {remark.reason}{often}")
+    manifest = profile.folder / f"{prefix}{MANIFEST}"
+    if times.status != "running":
+        _read_ok(profile, profile.folder / f"{prefix}{SUMMARY}", "the run in sum")
+    if times.status != "running" or manifest.is_file():
+        _recording(profile, manifest)
+    table = profile.folder / f"{prefix}{OP_STATS}"
+    if profile.analysis is not None and not table.is_file():
+        profile.fault("existence", table, "it is missing: the table of operators")
 
 
-def _stored_totals(rows: list[dict[str, str]]) -> dict[str, int]:
-    """Return calls and ns as they stand in the table, whose cells are ms with all digits."""
-
-    def nanoseconds(column: str) -> int:
-        return sum(round(float(row[column]) * 1e6) for row in rows if row[column])
-
-    calls = sum(int(row["calls"]) for row in rows)
-    return {"calls": calls, "cpu_self_ns": nanoseconds("cpu_self_ms"), "device_self_ns": nanoseconds("device_self_ms")}
-
-
-def _totals(operators: tuple[OpStat, ...]) -> dict[str, int]:
-    return {
-        "calls": sum(each.calls for each in operators),
-        "cpu_self_ns": sum(each.cpu_self_ns for each in operators),
-        "device_self_ns": sum(each.device_self_ns or 0 for each in operators),
-    }
-
-
-def _stored_analysis(subject: Subject, analysis: Analysis | None) -> Iterator[Check]:
-    path = subject.trace_analysis
-    if not path.is_file():
-        if subject.is_pipeline:
-            yield subject.fault("existence", path, "it is missing: the analysis of the trace")
-        return
-    try:
-        stored = _stored_times(read_strictly(path, StoredAnalysis), analysis)
-    except (OSError, ValueError, LookupError, OverflowError) as error:
-        yield subject.unreadable("analysis", path, error)
-        return
-    if analysis is None:
-        yield subject.note("analysis", path, "not compared, as there is no analysis of the trace")
-        return
-    anew = {
-        f"{name}_ns of {_named(each.device)}": getattr(each, f"{name}_ns")
-        for each in analysis.devices
-        for name in TIMES
-    }
-    yield from _compared(subject, "analysis", path, stored, anew)
-
-
-def _stored_times(stored: StoredAnalysis, analysis: Analysis | None) -> dict[str, int]:
-    """Return the ns of each device as they stand in the stored analysis."""
-    if stored.schema_version != SCHEMA_VERSION:
-        raise ValueError(f"its schema_version is {stored.schema_version}, not {SCHEMA_VERSION}")
-    name = Path(analysis.path).name if analysis else ""
-    trace = next((trace for trace in stored.traces if Path(trace.path).name == name), stored.traces[0])
-    return {
-        f"{name}_ns of {_named(device.device)}": round(getattr(device, f"{name}_ms") * 1e6)
-        for device in trace.devices
-        for name in TIMES
-    }
-
-
-def _named(device: int | None) -> str:
-    return "the host" if device is None else f"device {device}"
-
-
-def _compared(
-    subject: Subject, what: str, path: Path, stored: Mapping[str, int], anew: Mapping[str, int]
-) -> Iterator[Check]:
-    """Yield a fault for each figure that is not the one of the trace, or that all are."""
-    wrong = [name for name in dict.fromkeys([*stored, *anew]) if stored.get(name) != anew.get(name)]
-    for name in wrong:
-        said, found = (f"{each[name]:,}" if name in each else "unknown" for each in (stored, anew))
-        yield subject.fault(what, path, f"{name} is {said} here and {found} in the trace")
-    if not wrong:
-        yield subject.ok(
-            what, path, f"as in the trace: {', '.join(f'{name} {value:,}' for name, value in anew.items())}"
-        )
+def _read_ok(profile: Profile, path: Path, what: str) -> None:
+    if profile.read(path, dict[str, Any], TRAIN_AGAIN) is not None:
+        profile.ok("summary", path, what)

@@ -11,6 +11,7 @@ from typing import Any, NotRequired, TypedDict, cast
 import msgspec
 
 from boundby import files
+from boundby.capture import CaptureManifest
 from boundby.cli import typed
 from boundby.formatting import listed
 from boundby.known import Missing
@@ -102,26 +103,6 @@ class _Run(msgspec.Struct, frozen=True):
     versions: dict[str, str | None] | None = None
 
 
-class Remark(msgspec.Struct, frozen=True):
-    """What a recording lacks, and why."""
-
-    what: str
-    reason: str
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What is read of the manifest of a trace; all empty where there is none."""
-
-    dtype: str | None = None
-    batch_size: int | None = None
-    steps_recorded: int = 0
-    steps_expected: int | None = None
-    shape: str | None = None
-    unavailable: tuple[Remark, ...] = ()
-    downgrades: tuple[Remark, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class ReportData:
     """Everything the sections say.
@@ -141,7 +122,7 @@ class ReportData:
     chosen: Row | None
     targets: tuple[Target, ...]
     machine: Machine | Missing
-    manifest: Manifest
+    manifest: CaptureManifest
     operators: tuple[Operator, ...] | Missing
     trace: Trace | Missing
     layers: ModelProfile | Missing
@@ -262,11 +243,11 @@ def _rounds(layout: Layout, document: Document) -> dict[Point, Rounds]:
         return {}
 
 
-def _manifest(path: Path) -> Manifest:
+def _manifest(path: Path) -> CaptureManifest:
     try:
-        return steps.read(path, Manifest)
+        return files.read_as(path, CaptureManifest)
     except (OSError, ValueError):
-        return Manifest()
+        return CaptureManifest()
 
 
 def _machine(layout: Layout, fingerprint: str) -> Machine | Missing:
@@ -288,7 +269,7 @@ def _machine(layout: Layout, fingerprint: str) -> Machine | Missing:
     return Missing(f"no file in {layout.results} describes the machine {fingerprint}")
 
 
-def _operators(layout: Layout, manifest: Manifest) -> tuple[Operator, ...] | Missing:
+def _operators(layout: Layout, manifest: CaptureManifest) -> tuple[Operator, ...] | Missing:
     """Return one row per operator of the trace."""
     try:
         with layout.op_stats.open(encoding="utf-8", newline="") as file:
@@ -300,7 +281,7 @@ def _operators(layout: Layout, manifest: Manifest) -> tuple[Operator, ...] | Mis
     return tuple(rows) or Missing("the trace holds no operators")
 
 
-def _trace(layout: Layout, manifest: Manifest) -> Trace | Missing:
+def _trace(layout: Layout, manifest: CaptureManifest) -> Trace | Missing:
     """Return what the analysis says about the trace, of several ranks about the slowest."""
     name = layout.trace_analysis.name
     try:
@@ -365,6 +346,6 @@ def _is_of_another_model(layout: Layout, document: Document) -> bool:
     return traced not in (None, document["model"].get("fingerprint"))
 
 
-def _no_trace(manifest: Manifest) -> Missing:
+def _no_trace(manifest: CaptureManifest) -> Missing:
     remarks = [f"{remark.what}: {remark.reason}" for remark in manifest.downgrades]
     return Missing("; ".join(remarks) or "step 03 has not run, or was skipped")

@@ -21,8 +21,7 @@ from utils.errors import InputError
 if TYPE_CHECKING:  # a tenth of what is loaded, for `--diff` alone
     from boundby.trace.diff import Callers, Diff
 
-PACKED = ("gz", "xz", "bz2", "zst", "zip")
-PATTERNS = ("*.json", "*.jsonl", *(f"*.json.{suffix}" for suffix in PACKED))
+PATTERNS = ("*.json", "*.json.gz", "*.json.zst")
 RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 NUMBER = re.compile(r"_(\d+)(?=\.|$)")  # it may also be a process: believed only where it fits the number of traces
 
