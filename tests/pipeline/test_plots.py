@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
-from matplotlib.transforms import Bbox
 
 from boundby.trace import analyze, read_trace
 from boundby.trace.gaps import CAUSES
@@ -23,6 +22,7 @@ from tests import predicted_quality as predicted
 from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered
+from tests.report_reading import variants as reported_variants
 from tests.traces import GPU_TRACES, REAL_NAMES
 from utils.config import Targets
 from utils.document import with_verdicts
@@ -567,40 +567,17 @@ def test_distribution_has_all_predictions_right_ones_below_wrong_ones():
     assert [bar.get_hatch() for bar in axes.containers[1]][:1] == ["//"]  # not by colour alone
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        [(1000.0, 0.0)] * 15,
-        [(1000.0 + place, 1e-5 * place**2) for place in range(15)],
-        [(1000.0, -1e-3 * place) for place in range(12)],
-        [(300.0 + 30 * place, 0.0) for place in range(17)],
-        [(2000.0, 0.0), (2001.0, 0.0001), (1999.0, -0.02), (2000.0, -0.02), (20.0, 0.0), (20.0, 0.0), (20.0, -0.02)],
-    ],
-    ids=["equal", "close", "stacked", "in a row", "at the edges"],
-)
-def test_the_number_of_a_variant_hides_no_other_and_no_mark_wherever_they_lie(points):
-    names = ("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high")
-    rows: Any = [
-        {"name": f"{place}", "words": "a checkpoint with a name of more than forty letters", "against": None,
-         "texts_per_s": dict.fromkeys(("value", "low", "high"), speed), "weight_bytes": 23e6 * (1 + place % 4),
-         "exactness": dict.fromkeys(names, value)}
-        for place, (speed, value) in enumerate(points)
-    ]  # fmt: skip
-    found: Any = {"max_accuracy_drop": 0.01, "min_agreement": 0.99, "recommended": {"name": "3"}}
-    drawn = variants.figure(rows, style.Subject("a model", "on a machine", False), found)
-    drawn.draw_without_rendering()
-    axes, key = drawn.axes
-    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text().isdigit()}
-    marks = [
-        Bbox.from_bounds(*(axes.transData.transform(mark.get_offsets()[0]) - side / 2), side, side)
-        for mark in axes.collections
-        for side in [math.sqrt(mark.get_sizes()[0]) * drawn.dpi / 72]
-    ]
-    assert len(boxes) == len(marks) == len(points)
-    for number, box in boxes.items():
-        others = [other for name, other in boxes.items() if name != number]
-        assert box.count_overlaps([*marks, *others]) == 0, number
-        assert axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1), number
-    lines = [text.get_window_extent() for text in key.texts]
-    assert all(box.count_overlaps(lines) == 1 for box in lines), "of the key, with itself alone"
-    assert all(drawn.bbox.y0 <= box.y0 and box.x1 <= drawn.bbox.x1 for box in lines)
+def test_every_variant_is_a_line_with_its_speed_and_what_it_does_to_the_answers():
+    found: Any = reported_variants()
+    rows = found["variants"]
+    speed, answers = drawn(variants.figure(rows, ABOUT, found)).axes
+    assert named(speed.get_yticklabels()) == [f"{row['words']}, 25 MB" for row in rows]
+    marks = [line for line in speed.get_lines() if line.get_marker() == "o"]
+    assert [float(mark.get_xdata()[0]) for mark in marks] == [row["texts_per_s"]["value"] for row in rows]
+    assert [mark.get_color() for mark in marks] == [variants.ALLOWED] * 2 + [variants.CHOSEN, variants.REFUSED]
+    spans = [list(line.get_xdata()) for line in answers.get_lines()[::2]]
+    assert spans == [pytest.approx([-0.3, 0.1])] * 4 + [[-1.0, -1.0]]  # the last is what is allowed
+    for row in rows:
+        row["exactness"]["accuracy_difference"] = None
+    _, answers = drawn(variants.figure(rows, ABOUT, found)).axes
+    assert answers.get_xlabel() == "labels as in float32, %"
