@@ -5,7 +5,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import altair
@@ -19,8 +18,7 @@ from boundby.training.results import MANIFEST, OP_STATS, SUMMARY, trace_verdict_
 from boundby.training.steps import StepTable
 from boundby.training.store import file_name
 from utils.monitor import alerts, contrast, text
-from utils.monitor.contrast import StageRow
-from utils.monitor.runs import LARGEST_DOCUMENT, LARGEST_DOWNLOAD, Processes, Reader, RunEntry, RunFile, RunFolder
+from utils.monitor.runs import LARGEST_DOCUMENT, LARGEST_DOWNLOAD, Processes, RunEntry, RunFile, RunFolder
 
 DECIMALS = {"(ms)": "%.2f", "(%)": "%.1f", "(s)": "%.2f", "_ms": "%.3f"}  # by what the name of a column ends with
 MARKS = {"finished": "green", "failed": "red", "running": "blue", "silent": "orange", "unreadable": "gray"}
@@ -40,27 +38,17 @@ LONGEST_OF_TWO = 14  # characters of names that stand beside one another on a te
 AT_HAND_BYTES = 4 * 2**20  # of a file that is offered as it is; a larger one is read when it is asked for
 READABLE = (".json", ".jsonl", ".csv", ".txt", ".log", ".yaml", ".md")
 LONGEST_SENTENCE = 400  # characters: names of stages are the program's
-CONFIG = "config.json"
-SAID = {
-    "faster": "faster than those of A",
-    "slower": "slower than those of A",
-    "same": "as fast as those of A",
-    "ambiguous": "not to be told apart from those of A",
-}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The chosen run, and the runs beside it."""
+    """The chosen run."""
 
-    root: Path
     entry: RunEntry
     folder: RunFolder
     processes: Processes
-    runs: tuple[RunEntry, ...]
     now: float  # seconds of the Unix clock
     stall_s: float
-    reader: Reader
 
     @property
     def ranks(self) -> tuple[StageTimes, ...]:
@@ -102,11 +90,11 @@ def chart(rows: pandas.DataFrame, *, y: str, alt: str, stacked: Sequence[str] | 
     st.altair_chart(drawn.properties(height=WITH_LEGEND if len(names) > 1 else HEIGHT), alt=alt)
 
 
-def chosen(label: str, names: Mapping[str, str], key: str, first: int = 0) -> str:
+def chosen(label: str, names: Mapping[str, str], key: str) -> str:
     """Return which of these a person chooses, told apart by their names; one where the choice has gone meanwhile."""
     shown = dict(zip(names, text.distinct([*names.values()]), strict=True))
     how = {"format_func": lambda each: shown.get(each, each), "key": key}
-    path = st.selectbox(label, list(names), index=first, **how)
+    path = st.selectbox(label, list(names), **how)
     return path if path in names else next(iter(names))
 
 
@@ -477,81 +465,3 @@ def _remark(name: str, remark: object) -> str:
     given = remark if isinstance(remark, dict) else {"reason": remark}
     what, why = text.plain(str(given.get("what", ""))), text.plain(str(given.get("reason")), text.REASON_CHARACTERS)
     return f"{name}: {what}: {why}"
-
-
-def compare(shown: Shown) -> None:
-    """Show whether B is faster or slower than A, by stage, and in which settings they differ."""
-    others = [each for each in shown.runs if each.path != shown.entry.path]
-    if not others:
-        st.info("There is only one run; a second one can be compared with it.")
-        return
-    entries = {each.path: each for each in others}
-    first = next((place for place, each in enumerate(others) if each.fault is None), 0)
-    other = entries[chosen("A: compare with", {path: each.name for path, each in entries.items()}, "other", first)]
-    folder = RunFolder(shown.root, other.path)
-    a, b = _process(other, shown.reader, folder), shown.ranks[0] if shown.ranks else None
-    st.text(f"B is {shown.entry.name}")
-    if b is None:
-        nothing(shown.entry, shown.processes)
-    if a is not None and b is not None:
-        _judged(a, b)
-    _settings(folder, shown.folder)
-
-
-def _process(entry: RunEntry, reader: Reader, folder: RunFolder) -> StageTimes | None:
-    """Return the first process of a run; None, and why, where none can be read."""
-    processes = reader.processes(folder)
-    if not processes.ranks:
-        nothing(entry, processes)
-        return None
-    return processes.ranks[0]
-
-
-def _judged(a: StageTimes, b: StageTimes) -> None:
-    try:
-        found = contrast.contrast(a, b)
-    except ValueError as error:
-        st.warning("The steps cannot be compared.")
-        st.text(str(error))
-        return
-    whole = found.rows[0].comparison
-    if whole is not None:
-        st.subheader(f"The steps of B are {SAID[whole.verdict]}", anchor=False)
-        st.text(f"B takes {text.ratio(whole)} times as long as A")
-    table([_row(each) for each in found.rows])
-    for row in found.rows:
-        if row.reason:
-            st.text(f"{text.plain(row.name)}: {row.reason}")
-    st.caption(
-        "Ratios are B over A with their 95 % intervals, from windows of consecutive undisturbed steps on the host:"
-        f" {found.steps[0]:,} of A, {found.steps[1]:,} of B. Faster and slower need at least"
-        f" {100 * found.minimum_effect:.0f} %;"
-        " p-values are adjusted for the number of rows. Whether both did the same work is for you to say: see below."
-    )
-
-
-def _row(row: StageRow) -> dict[str, str | float | None]:
-    return {
-        "stage": text.plain(row.name),
-        "verdict": row.comparison.verdict if row.comparison else "-",
-        "B / A": text.ratio(row.comparison),
-        "A (ms)": row.a.step_s * 1e3 if row.a else None,
-        "B (ms)": row.b.step_s * 1e3 if row.b else None,
-        "A, share (%)": text.share(row.a),
-        "B, share (%)": text.share(row.b),
-    }
-
-
-def _settings(a: RunFolder, b: RunFolder) -> None:
-    st.subheader("Settings", anchor=False)
-    (first, fault_a), (second, fault_b) = a.document(CONFIG), b.document(CONFIG)
-    if fault_a or fault_b:
-        st.info("The settings cannot be compared.")
-        st.text("\n".join(f"{name}: {fault}" for name, fault in (("A", fault_a), ("B", fault_b)) if fault))
-        return
-    rows = contrast.differences(first, second)
-    if not rows:
-        st.text("Both runs have the same settings.")
-        return
-    columns = ("setting", "A", "B")
-    table([dict(zip(columns, map(text.plain, each), strict=True)) for each in rows])

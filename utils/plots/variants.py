@@ -32,7 +32,9 @@ def figure(rows: Sequence[VariantRow], about: Subject, found: Variants) -> Figur
     has_labels = all(row["exactness"].get("accuracy_difference") is not None for row in rows)
     tolerance = -100 * found["max_accuracy_drop"] if has_labels else 100 * found["min_agreement"]
     _intervals(answers, [_answers(row, has_labels) for row in rows], colours)
-    line = answers.axvline(tolerance, color=ALARM, linestyle=(0, (5, 3)), label="allowed: the whole interval right of this")
+    line = answers.axvline(
+        tolerance, color=ALARM, linestyle=(0, (5, 3)), label="allowed: the whole interval right of this"
+    )
     answers.set_xlabel("accuracy against float32, percentage points" if has_labels else "labels as in float32, %")
     answers.set_title("Answers")
     answers.tick_params(axis="y", length=0)
