@@ -323,24 +323,6 @@ class TracedDevice(TypedDict):
     timeline: Timeline
 
 
-class Spread(TypedDict):
-    """How long something takes, in µs."""
-
-    median: float
-    p95: float
-    max: float
-
-
-class Launches(TypedDict):
-    """How the host launched work on a GPU."""
-
-    calls: int
-    call_us: Spread | None
-    delay_us: Spread | None
-    mean_queue: float | None
-    empty_queue_pct: float | None
-
-
 class MemoryCourse(TypedDict):
     """The memory of one device, moment by moment."""
 
@@ -378,7 +360,6 @@ class Trace(TypedDict):
     verdict: Verdict
     devices: list[TracedDevice]
     steps: TraceSteps
-    launches: Launches
     memory: NotRequired[list[TracedMemory] | None]
 
 

@@ -128,10 +128,10 @@ def test_trace_of_another_model_is_not_told(read):
         ('{"schema_version": 1, "traces": [], "slowest": null}', "trace_analysis.json holds no analysis of a trace"),
         (
             '{"schema_version": 1, "traces": [3], "slowest": 0}',
-            "trace_analysis.json lacks verdict, devices, steps and launches",
+            "trace_analysis.json lacks verdict, devices and steps",
         ),
         (
-            '{"schema_version": 1, "traces": [{"verdict": 1, "steps": 1, "launches": 1, "devices": []}], "slowest": 0}',
+            '{"schema_version": 1, "traces": [{"verdict": 1, "steps": 1, "devices": []}], "slowest": 0}',
             "lacks devices",
         ),
     ],

@@ -46,7 +46,7 @@ from utils.tasks.sequence_classification.quality import Quality
 from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
 
 OTHER_MODEL = "step 03 was run on another model than the sweep"
-TRACE_KEYS = ("verdict", "devices", "steps", "launches")
+TRACE_KEYS = ("verdict", "devices", "steps")
 
 
 @dataclass(frozen=True)
