@@ -32,9 +32,8 @@ WHOLE = "whole step"
 OPERATORS = ("name", "calls", "cpu_self_ms", "cpu_total_ms", "device_self_ms", "flops", "input_shapes")
 HOW = """profiler.metrics({"process_memory_bytes": psutil.Process().memory_info().rss})"""
 PREVIEW_BYTES = 20_000
-HEIGHT, WITH_LEGEND = 260, 340  # of a chart, in pixels
+HEIGHT = 320  # of a chart, in pixels
 CARD = 230  # holds "59.9 min ago" whole
-LONGEST_OF_TWO = 14  # characters of names that stand beside one another on a telephone
 AT_HAND_BYTES = 4 * 2**20  # of a file that is offered as it is; a larger one is read when it is asked for
 READABLE = (".json", ".jsonl", ".csv", ".txt", ".log", ".yaml", ".md")
 LONGEST_SENTENCE = 400  # characters: names of stages are the program's
@@ -77,17 +76,15 @@ def table(rows: Sequence[Mapping[str, float | str | None]], height: int | Litera
 def chart(rows: pandas.DataFrame, *, y: str, alt: str, stacked: Sequence[str] | None = None) -> None:
     """Draw rows of `contrast.points` over the steps: a line for each series, or areas on one another in an order."""
     names = list(rows["series"].unique()) if stacked is None else list(stacked)
-    columns = 2 if max(map(len, names), default=0) <= LONGEST_OF_TWO else 1
-    legend = altair.Legend(title=None, orient="bottom", columns=columns, labelLimit=300) if len(names) > 1 else None
-    axis, scale = altair.Axis(format=",d", tickMinStep=1), altair.Scale(zero=False, nice=False)
+    legend = altair.Legend(title=None, orient="bottom", columns=1, labelLimit=300) if len(names) > 1 else None
     drawn = altair.Chart(rows).encode(
-        x=altair.X("x:Q", title="step", axis=axis, scale=scale),
+        x=altair.X("x:Q", title="step", scale=altair.Scale(zero=False, nice=False)),
         y=altair.Y("y:Q", title=y, scale=altair.Scale(zero=stacked is not None)),
         color=altair.Color("series:N", legend=legend, sort=names, scale=altair.Scale(domain=names)),
-        tooltip=[altair.Tooltip("series:N"), altair.Tooltip("x:Q", title="step"), altair.Tooltip("y:Q", title=y)],
+        tooltip=["series:N", "x:Q", "y:Q"],
     )
     drawn = drawn.mark_line() if stacked is None else drawn.mark_area(interpolate="step-after", opacity=0.85)
-    st.altair_chart(drawn.properties(height=WITH_LEGEND if len(names) > 1 else HEIGHT), alt=alt)
+    st.altair_chart(drawn.properties(height=HEIGHT), alt=alt)
 
 
 def chosen(label: str, names: Mapping[str, str], key: str) -> str:
@@ -104,41 +101,33 @@ def unreadable(what: str, error: Exception, folder: RunFolder) -> None:
     st.text(text.reason(error, folder.folder))
 
 
-def faults(processes: Processes) -> None:
-    """Say which processes of a run could not be read, and why."""
-    if processes.faults:
+def faults(shown: Shown) -> None:
+    """Say which processes of the run could not be read, and why."""
+    processes = shown.processes
+    if not processes.ranks:
+        st.warning("The stage times of this run cannot be read. It may have been cut off, or is of another version.")
+        st.text("\n".join(processes.faults) or shown.entry.fault or "no reason is known")
+    elif processes.faults:
         st.warning("Some stage times could not be read. What is shown comes from the others.")
         st.text("\n".join(processes.faults))
     if processes.left_out:
         st.info(f"{processes.left_out} more processes are left out.")
 
 
-def nothing(entry: RunEntry, processes: Processes) -> None:
-    """Say why nothing of the run can be shown."""
-    st.warning("The stage times of this run cannot be read. It may have been cut off, or is of another version.")
-    st.text("\n".join(processes.faults) or entry.fault or "no reason is known")
-
-
 def chosen_rank(shown: Shown, tab: str) -> StageTimes | None:
     """Return the process to show, which the person chooses where there are several; None, and why, without any."""
-    ranks = {each.rank: each for each in shown.ranks}
-    if not ranks:
-        nothing(shown.entry, shown.processes)
-        return None
-    faults(shown.processes)
-    if len(ranks) == 1:
-        return shown.ranks[0]
-    rank = st.selectbox("Process", list(ranks), format_func=lambda each: f"rank {each}", key=f"rank-{tab}")
+    faults(shown)
+    if len(shown.ranks) < 2:
+        return shown.ranks[0] if shown.ranks else None
+    ranks = {times.rank: times for times in shown.ranks}
+    rank = st.selectbox("Process", list(ranks), format_func=lambda number: f"rank {number}", key=f"rank-{tab}")
     return ranks.get(rank, shown.ranks[0])
 
 
 def overview(shown: Shown) -> None:
     """Show state, alerts, verdict, the course of steps and metrics, and what was given up."""
-    if not shown.ranks:
-        nothing(shown.entry, shown.processes)
-        return
-    faults(shown.processes)
-    for part in (_verdict, _state, _alerts, _steps, _metrics, _given_up):
+    faults(shown)
+    for part in (_verdict, _state, _alerts, _steps, _metrics, _given_up) if shown.ranks else ():
         with st.container():  # so that one which grows does not push the others out of their places
             part(shown)
 
