@@ -358,7 +358,7 @@ class Trace(TypedDict):
     """What the report reads of one trace in `trace_analysis.json`."""
 
     verdict: Verdict
-    devices: list[TracedDevice]
+    devices: Annotated[list[TracedDevice], msgspec.Meta(min_length=1)]
     steps: TraceSteps
     memory: NotRequired[list[TracedMemory] | None]
 
