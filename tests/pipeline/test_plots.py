@@ -507,17 +507,6 @@ def test_counts_of_shown_classes_add_up_to_all_their_rows():
     assert part.sum(axis=1).tolist() == counts.sum(axis=1)[shown].tolist()
 
 
-def test_confused_classes_stand_side_by_side():
-    counts = 10 * np.eye(40, dtype=int)
-    pairs = [(3 * number, 3 * number + 20) for number in range(6)]
-    for line, column in pairs:
-        counts[line, column] = 5 + line
-    shown = confusion.chosen(counts)
-    assert len(shown) == confusion.SHOWN  # filled up with classes that nothing is taken for
-    assert [abs(shown.index(line) - shown.index(column)) for line, column in pairs] == [1] * 6
-    assert confusion.chosen(counts) == shown
-
-
 def test_class_without_rows_is_said_and_zero_hits_are_drawn_as_zero():
     axes = first(confusion.figure(np.array([[0, 4, 0], [1, 2, 0], [0, 0, 0]]), ABOUT, "abc"))
     assert confusion.NO_ROWS in [text.get_text() for text in axes.texts]
