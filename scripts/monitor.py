@@ -1,4 +1,4 @@
-"""Show training runs in the browser while they go on: overview, timing, memory, artifacts, and two runs compared.
+"""Show training runs in the browser while they go on: overview, timing, memory and artifacts.
 
 Reads:  RUNS: a folder of run folders, or one run folder (default: runs)
 Writes: nothing

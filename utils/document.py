@@ -110,12 +110,12 @@ class FullDataset(TypedDict):
     accuracy: NotRequired[float | None]  # None without labels
     accuracy_reason: NotRequired[str | None]
     inference_time_s: NonNegative
-    worker_time_s: NotRequired[float]
-    machine_time_s: NotRequired[NonNegative | None]
-    device_time_s: NotRequired[NonNegative | None]
-    machine_time_reason: NotRequired[str | None]
+    worker_time_s: float
+    machine_time_s: NonNegative | None
+    device_time_s: NonNegative | None
+    machine_time_reason: str | None
     tokenize_time_s: NonNegative
-    phases_s: NotRequired[Phases]
+    phases_s: Phases
     latency_per_sample_ms: Positive
     throughput_samples_per_sec: Positive
     tokens_per_sec_real: Positive
@@ -132,18 +132,18 @@ class FullDataset(TypedDict):
     strategy: str
     trim: bool
     compile: bool
-    exactness: NotRequired[Exactness | None]
+    exactness: Exactness | None
     exactness_reason: str | None
-    labels_doubt: NotRequired[str | None]
+    labels_doubt: str | None
     gpu_mem_used: float | None
     gpu_mem_used_mb: float | None
     gpu_mem_used_reason: str | None
     cpu_mem_peak_mb: float | None
     plan: NotRequired[str]
-    useful_flops_per_sec: NotRequired[float | None]
-    share_of_ceiling_pct: NotRequired[float | None]
-    ceiling_flops_per_sec: NotRequired[float | None]
-    share_of_ceiling_reason: NotRequired[str | None]
+    useful_flops_per_sec: float | None
+    share_of_ceiling_pct: float | None
+    ceiling_flops_per_sec: float | None
+    share_of_ceiling_reason: str | None
 
 
 class Model(TypedDict, total=False):
@@ -323,24 +323,6 @@ class TracedDevice(TypedDict):
     timeline: Timeline
 
 
-class Spread(TypedDict):
-    """How long something takes, in µs."""
-
-    median: float
-    p95: float
-    max: float
-
-
-class Launches(TypedDict):
-    """How the host launched work on a GPU."""
-
-    calls: int
-    call_us: Spread | None
-    delay_us: Spread | None
-    mean_queue: float | None
-    empty_queue_pct: float | None
-
-
 class MemoryCourse(TypedDict):
     """The memory of one device, moment by moment."""
 
@@ -376,9 +358,8 @@ class Trace(TypedDict):
     """What the report reads of one trace in `trace_analysis.json`."""
 
     verdict: Verdict
-    devices: list[TracedDevice]
+    devices: Annotated[list[TracedDevice], msgspec.Meta(min_length=1)]
     steps: TraceSteps
-    launches: Launches
     memory: NotRequired[list[TracedMemory] | None]
 
 

@@ -88,8 +88,6 @@ def told(found: MemoryForecast) -> str:
     if found["model"] is None:
         return f"The largest batch that fits is not known: {found['reason']}."
     model, tokens = found["model"], found["tokens"] or 0
-    if "bytes_per_sample" not in model:
-        return "The largest batch that fits is not known: an earlier version told it otherwise."
     fitting = ", ".join(f"{_batch(batch)} in {batch['gb']} GB" for batch in found["fits"])
     off = round(100 * max((batch["error"] for batch in found["fits"] if batch["samples"]), default=0))
     return (

@@ -11,14 +11,13 @@ import pytest
 from tests.monitor_runs import HOSTILE, USUAL, Loop, write_run
 
 testing = pytest.importorskip("streamlit.testing.v1", reason="Streamlit is not installed")
-TABS = ("Overview", "Timing", "Memory", "Artifacts", "Compare")
+TABS = ("Overview", "Timing", "Memory", "Artifacts")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     write_run(root / "plain", 120)
-    write_run(root / "slower", 120, USUAL | {"forward": 6.0})
     write_run(root / HOSTILE.replace("/", "|"), 60, USUAL | {HOSTILE: 2.0})
     for rank in (0, 1):
         write_run(root / "two ranks", 60, rank=rank, world_size=2)
@@ -110,17 +109,6 @@ def test_artifacts_list_the_files_and_what_is_missing(runs):
     assert shown.get("download_button")[0].label == "Download"
     shown.selectbox(key="file").select("metrics.json").run()
     assert '"loss": [' in words(shown)
-
-
-def test_compare_judges_two_runs_and_lists_their_settings(runs):
-    shown = opened(runs, "slower", "Compare")
-    shown.selectbox(key="other").select("plain").run()
-    assert "The steps of B are slower than those of A" in words(shown)
-    table = next(each.value for each in shown.dataframe if "verdict" in each.value)
-    verdicts = dict(zip(table["stage"], table["verdict"], strict=True))
-    assert (verdicts["whole step"], verdicts["forward"], verdicts["backward"]) == ("slower", "slower", "same")
-    settings = shown.dataframe[-1].value.to_dict("records")
-    assert settings == [{"setting": "model", "A": "plain", "B": "slower"}]
 
 
 def test_a_run_that_appears_while_the_page_is_open_leaves_the_choice(runs, tmp_path):

@@ -20,7 +20,6 @@ TABS: dict[str, Callable[[Shown], None]] = {
     "Timing": tabs.timing,
     "Memory": tabs.memory,
     "Artifacts": tabs.artifacts,
-    "Compare": tabs.compare,
 }
 
 
@@ -46,13 +45,12 @@ def _page(root: Path, stall_s: float) -> None:
     for tab, (name, show) in zip(shown_tabs, TABS.items(), strict=True):
         if tab.open:
             with tab:
-                _guarded(name, lambda show=show: show(_shown(root, entry, runs, now, stall_s)))
+                _guarded(name, lambda show=show: show(_shown(root, entry, now, stall_s)))
 
 
-def _shown(root: Path, entry: RunEntry, runs: list[RunEntry], now: float, stall_s: float) -> Shown:
+def _shown(root: Path, entry: RunEntry, now: float, stall_s: float) -> Shown:
     folder = RunFolder(root, entry.path)
-    reader = _reader()
-    return Shown(root, entry, folder, reader.processes(folder), tuple(runs), now, stall_s, reader)
+    return Shown(entry, folder, _reader().processes(folder), now, stall_s)
 
 
 def _list(runs: list[RunEntry], now: float) -> None:

@@ -5,7 +5,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import altair
@@ -19,8 +18,7 @@ from boundby.training.results import MANIFEST, OP_STATS, SUMMARY, trace_verdict_
 from boundby.training.steps import StepTable
 from boundby.training.store import file_name
 from utils.monitor import alerts, contrast, text
-from utils.monitor.contrast import StageRow
-from utils.monitor.runs import LARGEST_DOCUMENT, LARGEST_DOWNLOAD, Processes, Reader, RunEntry, RunFile, RunFolder
+from utils.monitor.runs import LARGEST_DOCUMENT, LARGEST_DOWNLOAD, Processes, RunEntry, RunFile, RunFolder
 
 DECIMALS = {"(ms)": "%.2f", "(%)": "%.1f", "(s)": "%.2f", "_ms": "%.3f"}  # by what the name of a column ends with
 MARKS = {"finished": "green", "failed": "red", "running": "blue", "silent": "orange", "unreadable": "gray"}
@@ -34,33 +32,22 @@ WHOLE = "whole step"
 OPERATORS = ("name", "calls", "cpu_self_ms", "cpu_total_ms", "device_self_ms", "flops", "input_shapes")
 HOW = """profiler.metrics({"process_memory_bytes": psutil.Process().memory_info().rss})"""
 PREVIEW_BYTES = 20_000
-HEIGHT, WITH_LEGEND = 260, 340  # of a chart, in pixels
+HEIGHT = 320  # of a chart, in pixels
 CARD = 230  # holds "59.9 min ago" whole
-LONGEST_OF_TWO = 14  # characters of names that stand beside one another on a telephone
 AT_HAND_BYTES = 4 * 2**20  # of a file that is offered as it is; a larger one is read when it is asked for
 READABLE = (".json", ".jsonl", ".csv", ".txt", ".log", ".yaml", ".md")
 LONGEST_SENTENCE = 400  # characters: names of stages are the program's
-CONFIG = "config.json"
-SAID = {
-    "faster": "faster than those of A",
-    "slower": "slower than those of A",
-    "same": "as fast as those of A",
-    "ambiguous": "not to be told apart from those of A",
-}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The chosen run, and the runs beside it."""
+    """The chosen run."""
 
-    root: Path
     entry: RunEntry
     folder: RunFolder
     processes: Processes
-    runs: tuple[RunEntry, ...]
     now: float  # seconds of the Unix clock
     stall_s: float
-    reader: Reader
 
     @property
     def ranks(self) -> tuple[StageTimes, ...]:
@@ -89,24 +76,22 @@ def table(rows: Sequence[Mapping[str, float | str | None]], height: int | Litera
 def chart(rows: pandas.DataFrame, *, y: str, alt: str, stacked: Sequence[str] | None = None) -> None:
     """Draw rows of `contrast.points` over the steps: a line for each series, or areas on one another in an order."""
     names = list(rows["series"].unique()) if stacked is None else list(stacked)
-    columns = 2 if max(map(len, names), default=0) <= LONGEST_OF_TWO else 1
-    legend = altair.Legend(title=None, orient="bottom", columns=columns, labelLimit=300) if len(names) > 1 else None
-    axis, scale = altair.Axis(format=",d", tickMinStep=1), altair.Scale(zero=False, nice=False)
+    legend = altair.Legend(title=None, orient="bottom", columns=1, labelLimit=300) if len(names) > 1 else None
     drawn = altair.Chart(rows).encode(
-        x=altair.X("x:Q", title="step", axis=axis, scale=scale),
+        x=altair.X("x:Q", title="step", scale=altair.Scale(zero=False, nice=False)),
         y=altair.Y("y:Q", title=y, scale=altair.Scale(zero=stacked is not None)),
         color=altair.Color("series:N", legend=legend, sort=names, scale=altair.Scale(domain=names)),
-        tooltip=[altair.Tooltip("series:N"), altair.Tooltip("x:Q", title="step"), altair.Tooltip("y:Q", title=y)],
+        tooltip=["series:N", "x:Q", "y:Q"],
     )
     drawn = drawn.mark_line() if stacked is None else drawn.mark_area(interpolate="step-after", opacity=0.85)
-    st.altair_chart(drawn.properties(height=WITH_LEGEND if len(names) > 1 else HEIGHT), alt=alt)
+    st.altair_chart(drawn.properties(height=HEIGHT), alt=alt)
 
 
-def chosen(label: str, names: Mapping[str, str], key: str, first: int = 0) -> str:
+def chosen(label: str, names: Mapping[str, str], key: str) -> str:
     """Return which of these a person chooses, told apart by their names; one where the choice has gone meanwhile."""
     shown = dict(zip(names, text.distinct([*names.values()]), strict=True))
     how = {"format_func": lambda each: shown.get(each, each), "key": key}
-    path = st.selectbox(label, list(names), index=first, **how)
+    path = st.selectbox(label, list(names), **how)
     return path if path in names else next(iter(names))
 
 
@@ -116,41 +101,33 @@ def unreadable(what: str, error: Exception, folder: RunFolder) -> None:
     st.text(text.reason(error, folder.folder))
 
 
-def faults(processes: Processes) -> None:
-    """Say which processes of a run could not be read, and why."""
-    if processes.faults:
+def faults(shown: Shown) -> None:
+    """Say which processes of the run could not be read, and why."""
+    processes = shown.processes
+    if not processes.ranks:
+        st.warning("The stage times of this run cannot be read. It may have been cut off, or is of another version.")
+        st.text("\n".join(processes.faults) or shown.entry.fault or "no reason is known")
+    elif processes.faults:
         st.warning("Some stage times could not be read. What is shown comes from the others.")
         st.text("\n".join(processes.faults))
     if processes.left_out:
         st.info(f"{processes.left_out} more processes are left out.")
 
 
-def nothing(entry: RunEntry, processes: Processes) -> None:
-    """Say why nothing of the run can be shown."""
-    st.warning("The stage times of this run cannot be read. It may have been cut off, or is of another version.")
-    st.text("\n".join(processes.faults) or entry.fault or "no reason is known")
-
-
 def chosen_rank(shown: Shown, tab: str) -> StageTimes | None:
     """Return the process to show, which the person chooses where there are several; None, and why, without any."""
-    ranks = {each.rank: each for each in shown.ranks}
-    if not ranks:
-        nothing(shown.entry, shown.processes)
-        return None
-    faults(shown.processes)
-    if len(ranks) == 1:
-        return shown.ranks[0]
-    rank = st.selectbox("Process", list(ranks), format_func=lambda each: f"rank {each}", key=f"rank-{tab}")
+    faults(shown)
+    if len(shown.ranks) < 2:
+        return shown.ranks[0] if shown.ranks else None
+    ranks = {times.rank: times for times in shown.ranks}
+    rank = st.selectbox("Process", list(ranks), format_func=lambda number: f"rank {number}", key=f"rank-{tab}")
     return ranks.get(rank, shown.ranks[0])
 
 
 def overview(shown: Shown) -> None:
     """Show state, alerts, verdict, the course of steps and metrics, and what was given up."""
-    if not shown.ranks:
-        nothing(shown.entry, shown.processes)
-        return
-    faults(shown.processes)
-    for part in (_verdict, _state, _alerts, _steps, _metrics, _given_up):
+    faults(shown)
+    for part in (_verdict, _state, _alerts, _steps, _metrics, _given_up) if shown.ranks else ():
         with st.container():  # so that one which grows does not push the others out of their places
             part(shown)
 
@@ -477,81 +454,3 @@ def _remark(name: str, remark: object) -> str:
     given = remark if isinstance(remark, dict) else {"reason": remark}
     what, why = text.plain(str(given.get("what", ""))), text.plain(str(given.get("reason")), text.REASON_CHARACTERS)
     return f"{name}: {what}: {why}"
-
-
-def compare(shown: Shown) -> None:
-    """Show whether B is faster or slower than A, by stage, and in which settings they differ."""
-    others = [each for each in shown.runs if each.path != shown.entry.path]
-    if not others:
-        st.info("There is only one run; a second one can be compared with it.")
-        return
-    entries = {each.path: each for each in others}
-    first = next((place for place, each in enumerate(others) if each.fault is None), 0)
-    other = entries[chosen("A: compare with", {path: each.name for path, each in entries.items()}, "other", first)]
-    folder = RunFolder(shown.root, other.path)
-    a, b = _process(other, shown.reader, folder), shown.ranks[0] if shown.ranks else None
-    st.text(f"B is {shown.entry.name}")
-    if b is None:
-        nothing(shown.entry, shown.processes)
-    if a is not None and b is not None:
-        _judged(a, b)
-    _settings(folder, shown.folder)
-
-
-def _process(entry: RunEntry, reader: Reader, folder: RunFolder) -> StageTimes | None:
-    """Return the first process of a run; None, and why, where none can be read."""
-    processes = reader.processes(folder)
-    if not processes.ranks:
-        nothing(entry, processes)
-        return None
-    return processes.ranks[0]
-
-
-def _judged(a: StageTimes, b: StageTimes) -> None:
-    try:
-        found = contrast.contrast(a, b)
-    except ValueError as error:
-        st.warning("The steps cannot be compared.")
-        st.text(str(error))
-        return
-    whole = found.rows[0].comparison
-    if whole is not None:
-        st.subheader(f"The steps of B are {SAID[whole.verdict]}", anchor=False)
-        st.text(f"B takes {text.ratio(whole)} times as long as A")
-    table([_row(each) for each in found.rows])
-    for row in found.rows:
-        if row.reason:
-            st.text(f"{text.plain(row.name)}: {row.reason}")
-    st.caption(
-        "Ratios are B over A with their 95 % intervals, from windows of consecutive undisturbed steps on the host:"
-        f" {found.steps[0]:,} of A, {found.steps[1]:,} of B. Faster and slower need at least"
-        f" {100 * found.minimum_effect:.0f} %;"
-        " p-values are adjusted for the number of rows. Whether both did the same work is for you to say: see below."
-    )
-
-
-def _row(row: StageRow) -> dict[str, str | float | None]:
-    return {
-        "stage": text.plain(row.name),
-        "verdict": row.comparison.verdict if row.comparison else "-",
-        "B / A": text.ratio(row.comparison),
-        "A (ms)": row.a.step_s * 1e3 if row.a else None,
-        "B (ms)": row.b.step_s * 1e3 if row.b else None,
-        "A, share (%)": text.share(row.a),
-        "B, share (%)": text.share(row.b),
-    }
-
-
-def _settings(a: RunFolder, b: RunFolder) -> None:
-    st.subheader("Settings", anchor=False)
-    (first, fault_a), (second, fault_b) = a.document(CONFIG), b.document(CONFIG)
-    if fault_a or fault_b:
-        st.info("The settings cannot be compared.")
-        st.text("\n".join(f"{name}: {fault}" for name, fault in (("A", fault_a), ("B", fault_b)) if fault))
-        return
-    rows = contrast.differences(first, second)
-    if not rows:
-        st.text("Both runs have the same settings.")
-        return
-    columns = ("setting", "A", "B")
-    table([dict(zip(columns, map(text.plain, each), strict=True)) for each in rows])

@@ -4,9 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from boundby.compare import Comparison
 from boundby.formatting import duration
-from boundby.training.steps import Share
 from utils.console import printable
 
 UNKNOWN = "unknown"
@@ -65,20 +63,3 @@ def ago(then_unix_s: float, now_unix_s: float) -> str:
     """Return how long ago something was."""
     passed = max(0.0, now_unix_s - then_unix_s)
     return f"{passed:.0f} s ago" if passed < 2 * UNITS[-1][0] else f"{seconds(passed)} ago"
-
-
-def share(value: Share | None) -> str:
-    """Return a share in percent, with its 95 % interval where there is one."""
-    if value is None:
-        return "-"
-    interval = "" if value.low is None else f" ({100 * value.ends[0]:.1f} to {100 * value.ends[1]:.1f})"
-    return f"{100 * value.share:.1f}{interval}"
-
-
-def ratio(comparison: Comparison | None) -> str:
-    """Return the ratio of two runs, with its 95 % interval where there is one."""
-    if comparison is None:
-        return "-"
-    if comparison.low is None or comparison.high is None:
-        return f"{comparison.ratio:.3f}"
-    return f"{comparison.ratio:.3f} ({comparison.low:.3f} to {comparison.high:.3f})"

@@ -82,25 +82,11 @@ def _cells(
 
 
 def chosen(confusion: np.ndarray) -> list[int]:
-    """Return the classes to show: all in their order, or the `SHOWN` of the most confused pairs, those side by side."""
-    classes = len(confusion)
-    if classes <= SHOWN:
-        return list(range(classes))
+    """Return the classes to show, in their order: all, or the `SHOWN` of the most confused pairs."""
     together = confusion + confusion.T
     np.fill_diagonal(together, 0)
-    first, second = np.nonzero(np.triu(together))
-    order = np.lexsort((second, first, -together[first, second]))
-    found: dict[int, None] = {}
-    for place in order.tolist():
-        pair = (int(first[place]), int(second[place]))
-        if len(found.keys() | set(pair)) > SHOWN:
-            continue
-        found |= dict.fromkeys(pair)
-    largest = np.argsort(-confusion.sum(axis=1), kind="stable").tolist()  # where hardly anything is confused
-    for each in largest:
-        if len(found) < SHOWN:
-            found.setdefault(each)
-    return _side_by_side(together, list(found))
+    most = np.argsort(-together.max(axis=1), kind="stable")[:SHOWN]
+    return sorted(most.tolist())
 
 
 def with_others(confusion: np.ndarray, shown: Sequence[int]) -> np.ndarray:
@@ -110,17 +96,6 @@ def with_others(confusion: np.ndarray, shown: Sequence[int]) -> np.ndarray:
         return part
     others = confusion[shown].sum(axis=1) - part.sum(axis=1)
     return np.column_stack([part, others])
-
-
-def _side_by_side(together: np.ndarray, classes: list[int]) -> list[int]:
-    """Return `classes` so that those confused with each other stand together: next comes the one confused most."""
-    placed, left = [classes[0]], classes[1:]
-    while left:
-        links = together[np.ix_(left, placed[-3:])].sum(axis=1)
-        further = together[np.ix_(left, placed)].sum(axis=1)
-        best = int(np.lexsort((-further, -links))[0])  # of none, the pair that is confused most comes first
-        placed.append(left.pop(best))
-    return placed
 
 
 def _name(axes: Axes, names: Sequence[str], has_others: bool) -> None:
