@@ -18,7 +18,7 @@ from torch import nn
 
 from boundby.compile_cache import use_private_cache
 from boundby.device import has_bfloat16_products, is_gpu, is_host
-from boundby.inference import fused, last_layer, packing
+from boundby.inference import last_layer, packing
 from boundby.inference.batches import Tokens, collate, on_device, packs, token_budget_batches
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
@@ -287,7 +287,6 @@ def compile_layers(model: Any, *, but_last: bool) -> None:
     chosen = layers[:-1] if but_last else layers
     if not len(chosen):
         raise ValueError("the one layer is trimmed")
-    fused.turn_as_written(model)
     use_private_cache()
     for layer in chosen:
         layer.compile(dynamic=True, backend=BACKEND, options=COMPILE_OPTIONS if BACKEND == "inductor" else None)

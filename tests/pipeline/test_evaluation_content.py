@@ -238,7 +238,7 @@ def other_answer(place: str, answer: object):
 
 
 UNLIKE = {  # what makes a worker round otherwise: how it is seen, and told
-    "a library less": (other_package("numba", None), "versions.numba is None, planned was "),
+    "a library less": (other_package("pyarrow", None), "versions.pyarrow is None, planned was "),
     "a library more": (other_package("kernels", "0.9"), "versions.kernels is 0.9, planned was None"),
     "another torch": (other_package("torch", "2.9.0"), "versions.torch is 2.9.0, planned was "),
     "another build": (other_answer("utils.evaluation.planning.torch_build", "b"), "versions.torch_build is b, planned"),
