@@ -63,8 +63,8 @@ from boundby.inference.engines import ENGINES, MOST_CALIBRATION
 from boundby.inference.precision import calibrate
 from boundby.roofline import Interval, OperatorLoad, attribute
 from boundby.work import OperatorWork, count
+from utils.evaluation.engine_process import EngineFailed, EngineProcess
 from utils.model_source import ModelSource
-from utils.variants.engines import EngineFailed, EngineProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "build" / "benchmark-evaluation"

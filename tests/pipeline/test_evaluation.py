@@ -18,7 +18,7 @@ from utils import models
 from utils.artifacts import EvaluationFolder
 from utils.ceiling_share import share_of_ceiling
 from utils.errors import InputError, PipelineError
-from utils.evaluation import executors, parts, planning, rows, shards
+from utils.evaluation import parts, planning, rows, shards
 from utils.evaluation import plan as plans
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,32 +167,6 @@ def test_a_flag_of_another_action_is_refused(evaluation, capsys, action):
     assert not folder.path.exists()
 
 
-@pytest.mark.timeout(600)
-def test_workers_leave_the_same_bytes(made, evaluation):
-    folder, settings = evaluation
-    plan = _planned(folder, settings)
-    assert workplace.evaluate([*settings, "evaluation.workers=2"], "run", "finalize") == [0, 0]
-    assert workplace.results(folder.path) == made[2]
-    assert plans.load(folder) == plan
-    found = json.loads(folder.metrics.read_text())["metrics"]
-    assert found["machine_time_s"] == found["device_time_s"] == found["inference_time_s"]  # they share the cores
-
-
-def test_a_shard_that_always_loses_its_worker_ends_the_evaluation(evaluation, monkeypatch):
-    folder, settings = evaluation
-    pending, notes = [shard.id for shard in _planned(folder, settings).shards], []
-    monkeypatch.setattr(executors, "work", abs)  # which takes no such arguments
-    with pytest.raises(PipelineError, match="in shard 0, as 2 before it"):
-        list(executors.local(1, "cpu", notes.append)(folder.plan, pending, False))
-    assert len(notes) == executors.MOST_LOSSES - 1
-    notes.clear()
-    monkeypatch.undo()
-    monkeypatch.setattr(executors, "HUNG_S", 0.5)  # one that has not answered yet is taken to hang
-    with pytest.raises(PipelineError, match="in shard 0, as 2 before it"):
-        list(executors.local(1, "cpu", notes.append)(folder.plan, pending, False))
-    assert sum(note.startswith("no worker has answered for 0 min") for note in notes) == executors.MOST_LOSSES
-
-
 def _predictor(folder: EvaluationFolder, settings: list[str]) -> shards.ShardPredictor:
     _planned(folder, settings)
     return shards.ShardPredictor.open(folder.plan)
@@ -236,10 +210,8 @@ def test_reading_a_shard_ahead_changes_nothing(made, evaluation, monkeypatch):
             coming = self.tokenize(texts) if texts is not None else None
 
     monkeypatch.setattr(Predictor, "predict_each", ahead)
-    told = []
-    receipts = [(each.shard, each.status) for each in predictor.predict_shards([0, 1, 2], tell=told.append)]
-    assert receipts == [(0, "predicted"), (2, "predicted")]
-    assert [(each.shard, each.status) for each in told] == [(1, "kept")]
+    receipts = [(each.shard, each.status) for each in predictor.predict_shards([0, 1, 2])]
+    assert receipts == [(0, "predicted"), (1, "kept"), (2, "predicted")]
     assert workplace.evaluate(settings, "finalize") == [0]
     assert workplace.results(folder.path) == made[2]
 
@@ -333,3 +305,11 @@ def test_a_dataset_that_changed_under_the_plan_is_refused(made, evaluation):
     assert len(rows.read(changed, plan.shards[0], None).texts) == 16
     with pytest.raises(PipelineError, match="rows 16 to 31 are not those that were planned"):
         rows.read(changed, plan.shards[1], None)
+
+
+def test_several_workers_without_ray_are_refused_with_both_ways_out(evaluation, capsys):
+    folder, settings = evaluation
+    assert workplace.evaluate([*settings, "evaluation.workers=2"], "plan") == [2]
+    said = capsys.readouterr().err
+    assert "evaluation.engine=ray" in said and "model.device=cuda:0" in said
+    assert not folder.path.exists()

@@ -16,7 +16,7 @@ from utils.artifacts import EvaluationFolder, Layout
 from utils.config import Config
 from utils.data import Rows
 from utils.errors import InputError
-from utils.evaluation import executors, parts, planning, shards
+from utils.evaluation import parts, planning, shards
 from utils.evaluation import plan as plans
 from utils.evaluation import run as evaluation
 
@@ -285,15 +285,6 @@ def test_a_worker_that_may_round_otherwise_is_refused_in_a_line_that_names_the_d
         assert workplace.evaluate(settings, "finalize") == [1]  # it computes nothing: only parts are missing
         assert workplace.results(folder.path) == left
     assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
-
-
-def test_a_worker_process_that_may_round_otherwise_ends_the_run_before_its_first_shard(evaluation_folder, monkeypatch):
-    folder, settings, _ = evaluation_folder
-    assert workplace.evaluate(settings, "plan") == [0]
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # which torch reads when the process begins
-    with pytest.raises(InputError, match=r"arithmetic.capability is \w+, planned was \w+; .*ATEN_CPU_CAPABILITY is d"):
-        list(executors.local(1, "cpu", print)(folder.plan, [0], False))
-    assert workplace.results(folder.path) == {}
 
 
 def test_step_02_that_may_round_otherwise_starts_anew_on_resume_and_says_why(evaluation_folder, monkeypatch, capsys):

@@ -362,7 +362,7 @@ def test_a_cluster_that_does_not_answer_is_one_message_and_gets_no_settings_of_a
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr(ray_engine, "_imported", lambda: Absent)
     with pytest.raises(EnvironmentLacksError, match=r"RAY_ADDRESS is 10.0.0.1:6379\): nobody there"):
-        next(ray_engine.on_ray(ray_engine.Demand(), print)(planned[0].plan, [0], False))
+        next(ray_engine.on_ray(planned[0].plan, ray_engine.Demand(), print)([0], False))
     assert set(given) == {"address", "runtime_env", "logging_level", "log_to_driver", "shut"}
     assert {"/tests", "/scripts", "/docs"} <= set(given["runtime_env"]["excludes"])
     assert not {"/utils", "/boundby"} & set(given["runtime_env"]["excludes"])

@@ -1,7 +1,6 @@
 """The parts of an evaluation that need no model: rows by ranges, counts, spans of time, the search for a budget."""
 
 import csv
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +20,7 @@ from tests.gpu_double import H100, T4, plugged_in
 from utils.artifacts import Layout
 from utils.data import load_texts
 from utils.errors import InputError, PipelineError
-from utils.evaluation import executors, rows, tuning
-from utils.evaluation import run as evaluation
+from utils.evaluation import rows, tuning
 from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
 from utils.evaluation.parts import Cost
 from utils.evaluation.plan import Identity
@@ -297,53 +295,3 @@ def test_the_margin_of_near_ties_is_that_of_full_batches(monkeypatch):
         for budget in (512, 2048)
     ]
     assert found == [0.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("device", "moved"), [("cuda:0", ["the model to cpu", "memory given back"]), ("cpu", [])], ids=["GPU", "CPU"]
-)
-def test_the_model_that_planned_makes_room_on_a_gpu_before_its_workers_come(device, moved, monkeypatch, tmp_path):
-    happened: list[str] = []
-
-    def local(workers: int, *_: object, **__: object) -> executors.Executor:
-        happened.append(f"{workers} workers")
-        return lambda path, pending, wait: iter(())
-
-    monkeypatch.setattr(executors, "local", local)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("memory given back"))
-    loaded = SimpleNamespace(
-        model=SimpleNamespace(to=lambda where: happened.append(f"the model to {where}")), device=torch.device(device)
-    )
-    settings = SimpleNamespace(engine="local", storage=None, workers=2)
-    asked = SimpleNamespace(
-        config=SimpleNamespace(evaluation=settings, model=SimpleNamespace(device=device)),
-        args=SimpleNamespace(trust_remote_code=False),
-        layout=SimpleNamespace(evaluation=tmp_path),
-        note=print,
-        progress=lambda total, what: nullcontext(),
-    )
-    made = SimpleNamespace(
-        shards=[],
-        choices=SimpleNamespace(threads_per_worker=1),
-        identity=SimpleNamespace(task="sequence_classification"),
-    )
-    evaluation.predict(asked, made, loaded=loaded)
-    assert happened == [*moved, "2 workers"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "names", "used"),
-    [
-        ("auto", ["H100", "H100", "H100"], ["cuda:0", "cuda:1", "cuda:2"]),
-        ("cuda", ["H100", "L4", "H100"], ["cuda:0", "cuda:2"]),  # a plan holds for one kind
-        ("cuda:1", ["H100", "H100"], ["cuda:1"]),
-        ("auto", [], ["auto"]),
-        ("cpu", ["H100"], ["cpu"]),
-    ],
-)
-def test_an_evaluation_has_a_worker_on_every_gpu_of_the_first_ones_kind(asked, names, used, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
-    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
-    assert executors.devices(asked) == used
-    assert executors.local_workers(asked) == len(used)

@@ -29,9 +29,9 @@ from tests.fakes import FakeClock
 from tests.tiny_models import LABELS
 from utils.config import Variants
 from utils.errors import EnvironmentLacksError
+from utils.evaluation.engine_process import EngineFailed, EngineProcess, told
 from utils.report import variants as section
 from utils.variants import comparison, operators, rounds, ways
-from utils.variants.engines import EngineFailed, EngineProcess, told
 from utils.variants.reasons import beside, sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
 from utils.variants.rounds import Measured

@@ -37,9 +37,9 @@ from boundby.roofline import Interval
 from boundby.stats import estimate
 from utils import contents
 from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
+from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
 from utils.evaluation.plan import PLAN_COMMAND, Converted, EngineChoice, Plan
 from utils.models import LoadedModel
-from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
 
 SHARE = 0.1  # of what an evaluation takes may go into trying engines: so much slower does one get that wins nothing
 PROMISING = ("openvino_int8", "openvino_bfloat16", "openvino", "onnxruntime_int8", "onnxruntime")  # in this order

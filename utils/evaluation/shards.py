@@ -42,7 +42,9 @@ class Receipt:
     sha256: str | None = None
 
 
-Tell = Callable[[Receipt], object]
+# From the ids of shards to a receipt for each, in any order. With True, a shard that another runner has claimed is
+# waited for instead of skipped. A shard may be run twice: its commit makes that harmless.
+Executor = Callable[[Sequence[int], bool], Iterator[Receipt]]
 
 
 class ShardPredictor:
@@ -109,25 +111,23 @@ class ShardPredictor:
         One that another runner has claimed is left to it; with `wait`, until that runner is done or dead. A runner
         that cannot see the claim predicts the same bytes.
         """
-        return next(self._predict([shard_id], wait, None))
+        return next(self._predict([shard_id], wait))
 
-    def predict_shards(
-        self, shard_ids: Iterable[int], wait: bool = False, tell: Tell | None = None
-    ) -> Iterator[Receipt]:
+    def predict_shards(self, shard_ids: Iterable[int], wait: bool = False) -> Iterator[Receipt]:
         """Yield a receipt for each shard, as `predict_shard` does; on a GPU the next is tokenized meanwhile.
 
-        `shard_ids` is then read ahead. A shard that needs no work gets its receipt when there is one that does, or at
-        the end; with `tell`, which is called with the receipt instead, at once. With `wait` one comes after another.
+        A shard that needs no work gets its receipt when there is one that does, or at the end. With `wait` one comes
+        after another.
         """
         if wait:  # for a claim while holding another: that could be for ever
             return (self.predict_shard(shard, wait=True) for shard in shard_ids)
-        return self._predict(shard_ids, False, tell)
+        return self._predict(shard_ids, False)
 
-    def _predict(self, shard_ids: Iterable[int], wait: bool, tell: Tell | None) -> Iterator[Receipt]:
+    def _predict(self, shard_ids: Iterable[int], wait: bool) -> Iterator[Receipt]:
         settled: deque[Receipt] = deque()
         begun: deque[_Begun] = deque()
         with contextlib.ExitStack() as claims:
-            texts = self._texts(self._begin(shard_ids, wait, tell or settled.append, claims), begun)
+            texts = self._texts(self._begin(shard_ids, wait, settled, claims), begun)
             meter = MemoryMeter(self._predictor.device)
             meter.start()
             for prediction in _explained(self._predictor.predict_each(texts), begun):
@@ -138,21 +138,21 @@ class ShardPredictor:
             yield from settled
 
     def _begin(
-        self, shard_ids: Iterable[int], wait: bool, tell: Tell, claims: contextlib.ExitStack
+        self, shard_ids: Iterable[int], wait: bool, settled: deque[Receipt], claims: contextlib.ExitStack
     ) -> Iterator["_Begun"]:
-        """Yield the shards that are neither finished nor claimed elsewhere, each claimed; tell of the others."""
+        """Yield the shards that are neither finished nor claimed elsewhere, each claimed; the others are `settled`."""
         for shard_id in shard_ids:
             shard = self.plan.shards[shard_id]
             claim = claims.enter_context(contextlib.ExitStack())
             if not claim.enter_context(_claimed(self.folder.claims / f"{shard_id:05d}.lock", wait)):
-                tell(Receipt(shard_id, "claimed"))
+                settled.append(Receipt(shard_id, "claimed"))
                 continue
             part = parts.load(self.folder, self.plan, shard)
             if part is None:
                 yield _Begun(shard, rows.read(self._dataset, shard, self._positions), claim)
             else:
                 claim.close()
-                tell(_receipt(self._task, part, "kept", 0.0))
+                settled.append(_receipt(self._task, part, "kept", 0.0))
 
     def _texts(self, shards: Iterable["_Begun"], begun: deque["_Begun"]) -> Iterator[Sequence[str]]:
         for each in shards:

@@ -22,8 +22,7 @@ from utils.credentials import without
 from utils.errors import EnvironmentLacksError, InputError
 from utils.evaluation import plan as plans
 from utils.evaluation import planning
-from utils.evaluation.executors import Executor
-from utils.evaluation.shards import Receipt
+from utils.evaluation.shards import Executor, Receipt
 from utils.model_source import model_files
 
 FETCHED_S = 3600.0  # that another worker's copying is waited for at most; Ray tries again elsewhere after that
@@ -234,13 +233,12 @@ class Storage:
         return f"{self._root.rstrip('/')}/{name}"
 
 
-def mirrored(executor: Executor, store: Storage) -> Executor:
-    """Return `executor` with its folder kept like the store: what the store has is done, what gets done goes there."""
+def mirrored(executor: Executor, folder: EvaluationFolder, store: Storage) -> Executor:
+    """Return `executor` with `folder` kept like the store: what the store has is done, what gets done goes there."""
 
-    def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
-        folder = EvaluationFolder(plan_path.parent)
+    def execute(pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
         pulled = store.pull(folder, pending)
-        for receipt in executor(plan_path, pending, wait_for_others):
+        for receipt in executor(pending, wait_for_others):
             store.push(folder, receipt, pulled)
             yield receipt
 
