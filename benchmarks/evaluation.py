@@ -560,7 +560,7 @@ def _chosen(case: Case, reference: np.ndarray, kind: str) -> Predictor:
     sample = Sample(case.texts, case.labels, is_all=True, reference=reference)
     rule = PrecisionRule(kind, MIN_AGREEMENT)
     choice = choose_precision(case.model, case.tokenizer, sample, rule, PredictorOptions(MAX_LENGTH))
-    predictor = Predictor(case.model, case.tokenizer, choice.options, choice.check_texts)
+    predictor = choice.best.predictor
     budget = search_token_budget(predictor, case.texts[:SEARCHED_TEXTS], BUDGETS)
     _tell(kind, choice, predictor, budget.token_budget)
     return predictor.with_token_budget(budget.token_budget)

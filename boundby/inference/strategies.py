@@ -245,9 +245,9 @@ class Converted(Strategy):
 
 
 def candidates(
-    model: Any, tokenizer: Any, precision: Precision, trims: bool
+    model: Any, tokenizer: Any, precision: Precision, trims: bool, packs: bool = True
 ) -> list[tuple[str, Callable[[], Strategy]]]:
-    """Return the strategies this model seems to support, fastest first: a name and a callable that makes each.
+    """Return the strategies this model seems to support, packed ones first: a name and a callable that makes each.
 
     Each comes first with its last layer trimmed, if `trims` and the model is of a kind that can be. The last one,
     `masked`, asks nothing of the model. A converted model has one way.
@@ -257,7 +257,8 @@ def candidates(
     ways: list[tuple[str, Callable[..., Strategy]]] = []
     has_known_head = _has_known_head(model)
     if has_known_head:
-        takes_ours = getattr(model, "_supports_attention_backend", True)  # else transformers warns, and keeps its own
+        # Without this support transformers warns, and keeps its own attention.
+        takes_ours = packs and getattr(model, "_supports_attention_backend", True)
         if takes_ours and is_gpu(model.device):
             # The kernel for variable lengths is FlashAttention's: half precision, from Ampere on.
             if precision.dtype in HALF and packing.has_varlen() and has_bfloat16_products(model.device):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -112,15 +113,25 @@ def _planned(folder: EvaluationFolder, settings: list[str]) -> plans.Plan:
     return plans.load(folder)
 
 
-def test_every_flipped_bit_and_every_truncation_of_a_part_is_found(made):
-    whole = made[2]["part-00000.parquet"]
-    assert parts.decode(whole) is not None
-    for place in range(len(whole)):
+@pytest.mark.parametrize("damaged", ["part", "cost"])
+def test_every_flipped_bit_and_every_truncation_of_a_part_and_its_record_is_found(made, damaged, tmp_path):
+    folder = EvaluationFolder(shutil.copytree(made[0] / "undisturbed" / "evaluation", tmp_path / "evaluation"))
+    plan, path = plans.load(folder), getattr(folder, damaged)(0)
+    whole, record = path.read_bytes(), parts.load_record(folder, plan, plan.shards[0])
+
+    def taken(content: bytes) -> parts.Record | None:
+        path.write_bytes(content)
+        part = parts.load(folder, plan, plan.shards[0])
+        return part and part.record
+
+    assert taken(whole) == record
+    without_effect = [None, record] if damaged == "cost" else [None]  # a space in JSON may be another one
+    for offset in range(len(whole)):
         broken = bytearray(whole)
-        broken[place] ^= 1 << place % 8
-        assert parts.decode(bytes(broken)) is None, place
-    assert [length for length in range(0, len(whole), 7) if parts.decode(whole[:length])] == []
-    assert parts.decode(whole + b"\0") is None
+        broken[offset] ^= 1 << offset % 8
+        assert taken(bytes(broken)) in without_effect, offset
+    assert not any(taken(whole[:length]) for length in range(0, len(whole) - 1, 7))
+    assert taken(whole + b"\0") is None
 
 
 def test_damaged_parts_and_lost_costs_are_done_again_and_nothing_else(made, evaluation):
@@ -227,7 +238,7 @@ def test_without_locks_two_runners_write_the_same_bytes(made, evaluation, monkey
     assert predictor.predict_shard(0).status == "predicted"
     part = parts.load(folder, predictor.plan, predictor.plan.shards[0])
     folder.part(0).unlink()  # as a runner would that has not seen the first
-    assert predictor.predict_shard(0).sha256 == part.sha256
+    assert predictor.predict_shard(0).sha256 == part.record.part_sha256
     assert folder.part(0).read_bytes() == made[2]["part-00000.parquet"]
 
 
@@ -289,7 +300,7 @@ def test_memory_that_runs_out_for_a_moment_changes_no_byte_and_where_it_stays_ou
     _out_of_memory(monkeypatch, 2)
     predictor.predict_shard(0)
     assert folder.part(0).read_bytes() == made[2]["part-00000.parquet"]
-    assert parts.load_cost(folder, predictor.plan, predictor.plan.shards[0]).out_of_memory == 2
+    assert parts.load_record(folder, predictor.plan, predictor.plan.shards[0]).out_of_memory == 2
     _out_of_memory(monkeypatch, 1000)
     with pytest.raises(PipelineError, match=r"--anew evaluation.token_budget=64"):
         predictor.predict_shard(1)

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from boundby import environment, files
@@ -81,8 +82,8 @@ def test_a_part_proves_which_texts_it_was_made_of(evaluation_folder):
     assert workplace.evaluate(settings, "plan", "run") == [0, 0]
     plan = plans.load(folder)
     part = parts.load(folder, plan, plan.shards[0])
-    other = replace(part.facts, texts_sha256=Rows(None, ["x"], None).texts_sha256)
-    files.write_bytes(folder.part(0), parts.encode(part.table, other))
+    other = msgspec.structs.replace(part.record, texts_sha256=Rows(None, ["x"], None).texts_sha256)
+    parts.commit(folder.part(0).read_bytes(), other, folder)
     assert parts.load(folder, plan, plan.shards[0]) is None
 
 

@@ -86,7 +86,8 @@ class Choices:
     """What planning has settled, some of it by measuring: it holds for every shard on every worker.
 
     Batches follow from the token lengths of a shard, `batching`, `strategy` and `token_budget`, and nothing else. Rows
-    whose best logit leads by `guard_margin` or less are computed again in float32, alone. With `trim` the last layer
+    whose best logit leads by `guard_margin` or less are computed again in float32, alone. `packs`: texts may be packed,
+    else they are sorted by length and padded. With `trim` the last layer
     computes the tokens alone that the head reads; with `compile` the layers are compiled. `converted` is the model of
     another library, if one computes; `precision` is then the key of its engine. `model_dtype` is that in which a worker
     loads the model, `dtype` that in which it computes.
@@ -95,6 +96,7 @@ class Choices:
     token_budget: int
     batching: str
     strategy: str
+    packs: bool
     trim: bool
     compile: bool
     max_length: int

@@ -62,6 +62,7 @@ class ShardPredictor:
             precision=choices.precision,
             token_budget=choices.token_budget,
             guard_margin=choices.guard_margin,
+            packs=choices.packs,
             trim=choices.trim,
             compile=choices.compile,
         )
@@ -162,38 +163,34 @@ class ShardPredictor:
     def _commit(self, begun: "_Begun", prediction: Prediction, meter: MemoryMeter) -> Receipt:
         prediction, out_of_memory = self._unhalved(begun, prediction)
         seconds, memory = prediction.seconds, meter.stop()
-        facts = parts.Facts(
+        table = self._task.table(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
+        content = parts.encode(table)
+        record = parts.Record(
             plan=self.plan.fingerprint,
             shard=begun.shard.id,
+            part_sha256=parts.sha256(content),
+            texts_sha256=begun.rows.texts_sha256,
             tokens=int(prediction.lengths.sum()),
             truncated=prediction.truncated,
             computed_texts=prediction.computed_texts,
             useful_tokens=prediction.useful_tokens,
             computed_tokens=prediction.computed_tokens,
             guarded_texts=prediction.guarded_texts,
-            texts_sha256=begun.rows.texts_sha256,
-            lengths_sha256=parts.lengths_sha256(prediction.lengths),
-        )
-        cost = parts.Cost(
-            plan=facts.plan,
-            shard=facts.shard,
-            started_unix_s=time.time() - seconds.total_s,
+            started_s=time.monotonic() - seconds.total_s,
             seconds=seconds.total_s,
             phases_s={name: getattr(seconds, f"{name}_s") for name in ("tokenize", "transfer", "compute", "wait")},
+            host=host_id(),
             device=str(self._predictor.device),
+            device_id=uuid_of(self._predictor.device) or str(self._predictor.device),
             device_peak_bytes=memory.device_peak_allocated_bytes,
             process_peak_bytes=memory.process_peak_bytes,
             memory_reasons=memory.reasons,
             out_of_memory=out_of_memory,
-            host=host_id(),
-            device_id=uuid_of(self._predictor.device) or str(self._predictor.device),
-            started_s=time.monotonic() - seconds.total_s,
         )
         planning.require_planned_model(self.plan, self._model)  # mapped: who writes into the file changes them here
-        table = self._task.table(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
-        part = parts.commit(table, facts, cost, self.folder)
+        parts.commit(content, record, self.folder)
         begun.claim.close()
-        return _receipt(self._task, part, "predicted", cost.seconds)
+        return _receipt(self._task, parts.Part(table, record), "predicted", record.seconds)
 
     def _unhalved(self, begun: "_Begun", prediction: Prediction) -> tuple[Prediction, int]:
         """Return the prediction in the planned batches, and how often memory ran out on the way.
@@ -240,7 +237,8 @@ def _way(strategy: str, trim: bool, compiled: bool) -> str:
 
 
 def _receipt(task: Any, part: parts.Part, status: Literal["predicted", "kept"], seconds: float) -> Receipt:
-    return Receipt(part.facts.shard, status, part.table.num_rows, task.hits(part.table), seconds, part.sha256)
+    record = part.record
+    return Receipt(record.shard, status, part.table.num_rows, task.hits(part.table), seconds, record.part_sha256)
 
 
 def _explained(predictions: Iterator[Prediction], begun: deque[_Begun]) -> Iterator[Prediction]:
