@@ -3,11 +3,10 @@
 import importlib
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec import structs
 
 from boundby import environment, files
 from tests import evaluation_workplace as workplace
@@ -82,7 +81,7 @@ def test_a_part_proves_which_texts_it_was_made_of(evaluation_folder):
     assert workplace.evaluate(settings, "plan", "run") == [0, 0]
     plan = plans.load(folder)
     part = parts.load(folder, plan, plan.shards[0])
-    other = msgspec.structs.replace(part.record, texts_sha256=Rows(None, ["x"], None).texts_sha256)
+    other = structs.replace(part.record, texts_sha256=Rows(None, ["x"], None).texts_sha256)
     parts.commit(folder.part(0).read_bytes(), other, folder)
     assert parts.load(folder, plan, plan.shards[0]) is None
 
@@ -309,7 +308,7 @@ def test_lists_that_differ_are_told_by_what_is_lacking_and_what_is_besides(evalu
         ("new", *planned.labels[1:]): f"labels lacks {planned.labels[0]} and has new besides",
         planned.labels[::-1]: f"labels is {planned.labels[::-1]}, planned was {planned.labels}",
     }
-    found = {labels: plans.differences(planned, replace(planned, labels=labels)) for labels in others}
+    found = {labels: plans.differences(planned, structs.replace(planned, labels=labels)) for labels in others}
     assert {labels: [text[:40] for text in texts] for labels, texts in found.items()} == {
         labels: [text[:40]] for labels, text in others.items()
     }

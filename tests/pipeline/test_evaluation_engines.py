@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from boundby.inference.engines import ENGINES
 from boundby.stats import estimate
@@ -174,9 +175,10 @@ def uninstalled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def upgraded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = planned(folder)
-    converted = replace(made.choices.converted, version="1.0")
+    converted = structs.replace(made.choices.converted, version="1.0")
     plans.save(
-        replace(made, choices=replace(made.choices, converted=converted)), EvaluationFolder(folder / "evaluation")
+        structs.replace(made, choices=structs.replace(made.choices, converted=converted)),
+        EvaluationFolder(folder / "evaluation"),
     )
 
 

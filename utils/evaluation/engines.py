@@ -5,11 +5,12 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from boundby import environment, files
 from boundby.device import has_bfloat16_products, is_host
@@ -139,13 +140,13 @@ def _fastest(
     said = f"{ENGINES[name].words} is {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}] times as fast"
     record = EngineChoice(None, "", convert_s, gain.value, gain.low, gain.high)
     if gain.low <= 1:
-        record = replace(record, reason="; ".join([*reasons, *choice.reasons, f"{said}: no sure gain"]))
+        record = structs.replace(record, reason="; ".join([*reasons, *choice.reasons, f"{said}: no sure gain"]))
         return Chosen(record)
     after = int(convert_s * len(texts) / float((own_s - engine_s).mean())) + 1
     told = f"{said} as {own.options.precision.replace('_', ' ')} here"
     if convert_s:
         told += f"; converting took {convert_s:.0f} s, won back after {after:,} texts"
-    record = replace(record, name=name, reason=told, won_back_after_texts=after)
+    record = structs.replace(record, name=name, reason=told, won_back_after_texts=after)
     return Chosen(record, engine, report, file, Converted(_version(name), _sha256(file)))
 
 

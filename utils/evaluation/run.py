@@ -4,9 +4,11 @@ import functools
 import os
 import re
 import shutil
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from boundby import ceilings, files
 from boundby.device import host_threads, is_gpu, pick_device, release_memory, runtime
@@ -87,7 +89,7 @@ def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity, known: Known | N
             known = known or Known(functools.cache(lambda: _limits(run, loaded)))
             made = planning.make(wanted, run.layout.dataset, loaded, _workers(run), shelf, known)
             engines.tidy(shelf, Path(made.places.converted) if made.places.converted else None)
-            made = replace(made, attempt=store.attempt() if store else None)
+            made = structs.replace(made, attempt=store.attempt() if store else None)
             plans.save(made, folder)
         if store and made.choices.converted:
             raise InputError(
@@ -113,7 +115,7 @@ def planned(run: Run, wanted: plans.Identity, *, computes: bool) -> plans.Plan:
     folder = _shared_folder(run)
     made = plans.load(folder)
     if not computes or run.config.evaluation.engine == "ray":
-        wanted = replace(wanted, **{name: getattr(made.identity, name) for name in plans.OF_THE_MACHINE})
+        wanted = structs.replace(wanted, **{name: getattr(made.identity, name) for name in plans.OF_THE_MACHINE})
     plans.require_same(made, wanted, folder)
     return made
 
@@ -250,7 +252,7 @@ def told(run: Run, made: plans.Plan) -> dict[str, Any]:
         "texts": made.identity.rows,
         "parts": len(made.shards),
         "parts_done": done,
-        **asdict(made.choices),
+        **msgspec.to_builtins(made.choices),
     }
 
 

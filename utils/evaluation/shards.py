@@ -6,12 +6,13 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
+from msgspec import structs
 
 from boundby.device import pick_device, release_memory, uuid_of
 from boundby.environment import host_id
@@ -223,7 +224,7 @@ class _Begun:
 
 def _require_planned_machine(made: plan.Plan, device: torch.device) -> None:
     """Raise InputError where bytes may differ from those of the planning machine: by processor, packages or code."""
-    found = plan.differences(made.identity, replace(made.identity, **planning.machine(device)))
+    found = plan.differences(made.identity, structs.replace(made.identity, **planning.machine(device)))
     if found:
         raise InputError(
             f"{platform.node()} is not such a machine as was planned for: {'; '.join(found)}. Workers need the "

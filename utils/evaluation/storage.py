@@ -10,10 +10,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock
+from msgspec import structs
 
 from boundby import files
 from utils import contents
@@ -117,7 +117,7 @@ class Storage:
             folder = EvaluationFolder(place / f"evaluation-{made.fingerprint[:16]}")
             if not folder.plan.exists():
                 places = self._fetched(made, folder.path)
-                plans.save(replace(made, places=places), folder)  # last: where it is, the copies are
+                plans.save(structs.replace(made, places=places), folder)  # last: where it is, the copies are
         return folder.plan
 
     def pull(self, folder: EvaluationFolder, shards: Sequence[int]) -> set[int]:
@@ -153,7 +153,7 @@ class Storage:
         wanted = made.identity.dataset_sha256, (made.identity.model_sha256, made.identity.tokenizer_sha256)
         if (files.sha256(folder / dataset), planning.model_hashes(folder / model)) != wanted:
             raise InputError(f"{self.url}: dataset or model there are not those of the plan; plan again with --anew")
-        return replace(made.places, dataset=str(folder / dataset), model=str(folder / model))
+        return structs.replace(made.places, dataset=str(folder / dataset), model=str(folder / model))
 
     def _get(self, paths: Mapping[str, Path]) -> set[str]:
         """Copy those of the named files to their paths that are there; return their names."""
