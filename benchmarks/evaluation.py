@@ -177,8 +177,8 @@ BOUNDS = {
     "short": (
         Bound(SAME, BEST_PIPELINE, 1.9, 3.2),
         Bound(SAME, BEST_FLOAT32, 1.3, 1.3),
-        Bound(FASTEST, BEST_PIPELINE, 9.0, 9.0),
-        Bound(FASTEST, BEST_ENGINE, 1.25, 1.25),
+        Bound(FASTEST, BEST_PIPELINE, 8.0, 8.0),
+        Bound(FASTEST, BEST_ENGINE, 1.14, 1.14),  # by torch alone: a plan takes the engine where that is faster
     ),
 }
 SHARES = {"long-tailed": (SAME, FASTEST), "short": ()}
