@@ -146,7 +146,7 @@ def test_settings_run_a_variant_in_float32_where_the_model_s_own_dtype_is_anothe
 
 
 def test_the_kernels_of_packed_texts_are_attention():
-    kernels = ("_varlen_attn", "_efficient_attention_forward", "_scaled_dot_product_flash_attention", "attention")
+    kernels = ("_varlen_attn", "_efficient_attention_forward", "_scaled_dot_product_flash_attention")
     assert {operators._kind(name) for name in kernels} == {"attention"}
 
 
