@@ -224,7 +224,7 @@ GOOD: dict[str, list[Any]] = {
     "evaluation.enabled": [True, False],
     "evaluation.precision": ["same", "fastest", "guarded"],
     "evaluation.min_agreement": [0, 1, 0.995],
-    "evaluation.workers": [None, 1, 64],
+    "evaluation.workers": [None, 1],
     "evaluation.compile": ["auto", "on", True, False],
     "trace.active_steps": [1, 10],
     "trace.warmup_steps": [0, 5],

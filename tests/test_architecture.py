@@ -188,7 +188,6 @@ GOES_ON_AFTER_ERRORS = (
     "boundby/layers/engine.py", "boundby/layers/probes.py", "boundby/training/fixes.py", "utils/profiler.py",
     "utils/diagnosis.py", "utils/memory.py", "utils/models.py", "utils/baseline.py", "utils/tracing.py",
     "utils/variants/rounds.py", "utils/variants/operators.py", "utils/variants/comparison.py",
-    "utils/evaluation/executors.py",
 )  # fmt: skip
 OF_ANY_MODEL = ("Exception", "BaseException", "RuntimeError", "CANNOT_RUN")
 

@@ -152,6 +152,15 @@ class Evaluation(Section):
     token_budget: PositiveInt | None = None
     compile: Switch = "auto"
 
+    @model_validator(mode="after")
+    def _workers_are_of_ray(self) -> "Evaluation":
+        if self.engine == "local" and (self.workers or 1) > 1:
+            raise ValueError(
+                f"workers is {self.workers}, and engine=local has one: set evaluation.engine=ray, or start "
+                "`python scripts/evaluate.py run` once for each GPU, with model.device=cuda:0, cuda:1, ..."
+            )
+        return self
+
 
 class Trace(Section):
     """The operator trace of step 03."""

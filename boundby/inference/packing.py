@@ -2,8 +2,7 @@
 
 On a GPU in half precision the kernel is torch's variable-length attention, in float32 and on a GPU before Ampere the
 memory-efficient one, which torch's nested tensors call as well. Elsewhere texts of equal length stand together, and
-each such group is one plain attention, where `boundby.inference.kernels` cannot take them all at once: the products of
-all other layers see one long row.
+each such group is one plain attention: the products of all other layers see one long row.
 
 Which tokens may see one another is what the model itself asks transformers for: `attention_window` is told the rule
 of each of its masks and reduces it to a window. All else that an attention call carries is honoured or, if it would
@@ -21,13 +20,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from boundby.inference import fused, last_layer
+from boundby.inference import last_layer
 from boundby.inference.batches import on_device
 
 GROUPED, VARLEN, UNMASKED = "boundby_grouped", "boundby_varlen", "boundby_unmasked"
 EFFICIENT = "boundby_efficient"
 NAMES = {GROUPED: "by length", VARLEN: "variable-length attention", EFFICIENT: "memory-efficient attention"}
 FROM_THE_END = 2  # of its masks: causal, the last query of a text at its last key
+SHORT = 48  # tokens: torch's attention on a CPU converts half precision value by value, which takes twice as long
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
 KEPT = 512  # tokens of a text whose mask is kept for the next layer, a quarter of a megabyte
 PROBED_ROWS = 256  # of a mask, in which it has to be a window; all of them where the longest text has no more tokens
@@ -57,11 +57,6 @@ class Pack:
     groups: tuple[tuple[int, int, int], ...]
     longest: int
     is_causal: bool | None  # with a trimmed last layer: then each text ends with the token that the head reads
-
-    @property
-    def pairs(self) -> int:
-        """How many queries meet how many keys, each in its text, whatever a window hides."""
-        return sum(texts * length * length for _, texts, length in self.groups)
 
     def __enter__(self) -> "Pack":
         _local.pack = self
@@ -165,19 +160,14 @@ def grouped_attention(
     if rows is not None:
         return _of_chosen(module, (query, key, value), rows, (before, after), settings.get("scaling")), None
     scale = settings.get("scaling")
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if scale > 0 and fused.can_attend(query, key, value):
-        sides = (current.longest if side == UNLIMITED else side for side in (before, after))
-        answer: torch.Tensor = torch.ops.boundby.attention(
-            query, key, value, current.starts, current.pairs, scale, *sides
-        )
-        return answer, None
     heads = query.shape[1]
     out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
     attend = partial(functional.scaled_dot_product_attention, scale=scale, enable_gqa=heads != key.shape[1])
     for start, texts, length in current.groups:
         part = slice(start, start + texts * length)
         q, k, v = (_grouped(states, part, texts, length) for states in (query, key, value))
+        if length < SHORT:
+            q, k, v = q.float(), k.float(), v.float()
         reaches_start, reaches_end = not 0 <= before < length - 1, not 0 <= after < length - 1
         is_causal = reaches_start and after == 0 and length > 1
         mask = None if reaches_start and (reaches_end or is_causal) else _visible(length, before, after, query.device)

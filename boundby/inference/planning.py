@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -36,8 +37,9 @@ AS_GOOD = 1.02  # of the least seconds: the smaller budget needs less memory
 class PrecisionRule:
     """`same`: labels as of one text at a time in float32. `fastest`: whatever keeps `min_agreement` of them, surely.
 
-    `guarded` computes near ties again in float32 in `fastest` too; `same` always does, and what it may take, `fastest`
-    may take: it is never slower. What agrees too seldom it takes with near ties computed again, if that is faster.
+    `fastest` measures every precision, packed and sorted. With `guarded` it computes near ties again in float32, as
+    `same` always does; and what `same` may take, `fastest` may take: it is never slower. What agrees too seldom it
+    takes with near ties computed again, if that is faster.
     """
 
     kind: Literal["same", "fastest"] = "same"
@@ -61,24 +63,37 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class PrecisionChoice:
-    """The options to predict with; of each precision tried a report and its least seconds; why others were refused.
+class Trial:
+    """A precision, packed or sorted: its predictor, its report without the guard, its least seconds for the sample."""
 
-    `check_texts` are those of the predictors that were tried: with others, eight bits are rounded otherwise. `report`
-    is that of the chosen precision, without the guard; `reference` the logits it compares with.
+    predictor: Predictor
+    report: ExactnessReport
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PrecisionChoice:
+    """The fastest trial, all of them, and why other precisions were refused.
+
+    `check_texts` are those of the predictors that were tried: with others, eight bits are rounded otherwise.
+    `reference` are the logits that the reports compare with.
     """
 
-    options: PredictorOptions
-    reports: tuple[ExactnessReport, ...]
-    seconds: dict[str, float]
+    best: Trial
+    trials: tuple[Trial, ...]
     reasons: tuple[str, ...]
     check_texts: Sequence[str]
     reference: np.ndarray
 
     @property
+    def options(self) -> PredictorOptions:
+        """The options to predict with."""
+        return self.best.predictor.options
+
+    @property
     def report(self) -> ExactnessReport:
-        """The report of the chosen precision."""
-        return next(report for report in self.reports if report.precision == self.options.precision)
+        """The report of the fastest trial."""
+        return self.best.report
 
 
 def choose_precision(
@@ -107,10 +122,12 @@ def choose_precision(
     by_name = {precision.name: precision for precision in candidates}
     tried: list[tuple[ExactnessReport, Predictor]] = []
     reasons: list[str] = []
-    for name, precision in by_name.items():
+    for (name, precision), packs in product(by_name.items(), (True, False)):
         if rule.kind == "same" and not precision.keeps_weights:
             continue
-        wanted = replace(options, precision=name, guard_margin=0.0)
+        if not packs and (rule.kind == "same" or not (tried and _is_packed(tried[-1][1], name))):
+            continue
+        wanted = replace(options, precision=name, guard_margin=0.0, packs=packs and options.packs)
         try:
             predictor = Predictor(model, tokenizer, wanted, check_texts, timer, by_name)
             prediction = predictor.predict_tokens(tokens)
@@ -128,19 +145,23 @@ def choose_precision(
                 f"labels agree with float32 one by one, the lower end of the interval is {report.agreement_low:.2%}; "
                 f"asked for {rule.min_agreement:.2%}"
             )
-        if margin is None:
-            continue
-        tried.append((report, predictor.with_guard_margin(margin)))
+        if margin is not None:
+            tried.append((report, predictor.with_guard_margin(margin)))
     if not tried:
         raise ValueError("; ".join(reasons))
-    seconds = {report.precision: math.inf for report, _ in tried}
+    seconds = [math.inf] * len(tried)
     for _ in range(ROUNDS):  # they take turns, computing near ties included
-        for report, predictor in tried:
+        for number, (_, predictor) in enumerate(tried):
             spent = predictor.predict_tokens(tokens).seconds
-            seconds[report.precision] = min(spent.compute_s + spent.transfer_s, seconds[report.precision])
-    best = min(tried, key=lambda one: seconds[one[0].precision])[1]
-    reports = tuple(report for report, _ in tried)
-    return PrecisionChoice(best.options, reports, seconds, tuple(reasons), check_texts, reference)
+            seconds[number] = min(spent.compute_s + spent.transfer_s, seconds[number])
+    trials = tuple(Trial(predictor, report, spent) for (report, predictor), spent in zip(tried, seconds, strict=True))
+    best = min(trials, key=lambda trial: trial.seconds)
+    return PrecisionChoice(best, trials, tuple(dict.fromkeys(reasons)), check_texts, reference)
+
+
+def _is_packed(predictor: Predictor, precision: str) -> bool:
+    """Tell whether the predictor packs its texts, in this precision."""
+    return predictor.options.precision == precision and not predictor.is_padded
 
 
 def _guard(

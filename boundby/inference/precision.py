@@ -7,9 +7,9 @@ rounds to bfloat16: so it counts as reduced precision, and `matmul_effect` measu
 to the whole process; it holds during a forward and is set back afterwards.
 
 `float32_prepared` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
-float32 does whatever the process has set up. An activation takes no pass of its own, and norms, residuals and rotary
-embeddings take one (`boundby.inference.fused`). `bfloat16` on a CPU is prepared likewise. On a GPU every precision has
-root-mean-square norms in one kernel, where models write seven: of 24 layers some 340 launches fewer.
+float32 does whatever the process has set up. An activation takes no pass of its own. `bfloat16` on a CPU is prepared
+likewise. With both, and on a GPU in every precision, root-mean-square norms are one kernel (`boundby.inference.fused`),
+where models write seven: of 24 layers some 340 launches fewer.
 
 `int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
 bits by the range that the texts of the self-check have there, so that oneDNN takes products, bias and activation in one
@@ -69,15 +69,7 @@ class Int8Linear(nn.Module):
             self._range = found if kept is None else torch.stack([kept[0].minimum(found[0]), kept[1].maximum(found[1])])
             result: torch.Tensor = layer(inputs) if activation is None else activation(layer(inputs))
             return result
-        return self._product(inputs if inputs.dtype == torch.uint8 else _rounded(inputs, self.steps))
-
-    def of_product(self, inputs: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """Return the result for inputs * factor."""
-        if self._float is not None:
-            return self.forward(inputs * factor)
-        return self._product(_rounded(inputs, self.steps, factor))
-
-    def _product(self, rounded: torch.Tensor) -> torch.Tensor:
+        rounded = inputs if inputs.dtype == torch.uint8 else _rounded(inputs, self.steps)
         product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             rounded, *self._scale, self.packed, self.scales, self._zeros, self.bias, *self._result, *self._activation
         )
@@ -121,20 +113,14 @@ class Int8Linear(nn.Module):
 _local = threading.local()  # what this thread rounded last: queries, keys and values have one input
 
 
-def _rounded(inputs: torch.Tensor, steps: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the inputs, times the factor if there is one, in bytes, 128 for 0."""
+def _rounded(inputs: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """Return the inputs in bytes, 128 for 0."""
     last: tuple[torch.Tensor, ...] | None = getattr(_local, "last", None)
-    if last is not None and last[0] is inputs and last[1] is steps and factor is None:
+    if last is not None and last[0] is inputs and last[1] is steps:
         return last[2]
-    rounded: torch.Tensor
-    if fused.takes(inputs, steps):
-        rounded = torch.ops.boundby.rounded(inputs, factor, steps)
-    else:
-        product = inputs * steps if factor is None else (inputs * factor).mul_(steps)
-        rounded = product.round_().clamp_(-INT8_LARGEST - 1, INT8_LARGEST).to(torch.int8)
-        rounded = rounded.view(torch.uint8).bitwise_xor_(INT8_LARGEST + 1)
-    if factor is None:
-        _local.last = inputs, steps, rounded
+    rounded = (inputs * steps).round_().clamp_(-INT8_LARGEST - 1, INT8_LARGEST).to(torch.int8)
+    rounded = rounded.view(torch.uint8).bitwise_xor_(INT8_LARGEST + 1)
+    _local.last = inputs, steps, rounded
     return rounded
 
 
@@ -161,7 +147,7 @@ def to_int8(model: nn.Module) -> None:
         raise ValueError(f"this {device.type.upper()} has no products of eight bits (VNNI, AMX) that torch can use")
     if not _linear_layers(model):
         raise ValueError("it has no linear layers to put into int8")
-    fused.join(model)
+    fused.join_norms(model)
     followed = dict(FOLLOWED)
     for parent, name, child in _linear_layers(model):
         follower = getattr(parent, followed.get(name, ""), None)
@@ -234,7 +220,7 @@ def prepare(model: nn.Module) -> None:
     layers = _linear_layers(model)
     if not layers or not can_prepare(layers[0][2].weight.device, layers[0][2].weight.dtype):
         return
-    fused.join(model)
+    fused.join_norms(model)
     followed = dict(FOLLOWED)
     for parent, name, child in _linear_layers(model):
         follower = getattr(parent, followed.get(name, ""), None)

@@ -46,15 +46,17 @@ class PredictorOptions:
 
     `precision` is a key of `PRECISIONS`. Rows whose best logit leads by `guard_margin` or less are computed again: each
     alone by the stock forward in float32, or, where the precision is coarser than that, in batches of float32,
-    of which the near ties are then computed alone. `token_budget` None is a default for the device. `trim`: the last
-    layer may be computed for the tokens alone that the head reads; `compile`: the layers may be compiled, which takes
-    a minute or so at the start.
+    of which the near ties are then computed alone. `token_budget` None is a default for the device. `packs`: texts may
+    be packed, where the model can; else they are sorted by length and padded. `trim`: the last layer may be computed
+    for the tokens alone that the head reads; `compile`: the layers may be compiled, which takes a minute or so at the
+    start.
     """
 
     max_length: int
     precision: str = "float32"
     token_budget: int | None = None
     guard_margin: float = 0.0
+    packs: bool = True
     trim: bool = True
     compile: bool = False
 
@@ -137,6 +139,7 @@ class Predictor:
             tokenizer,
             checked,
             self._precision,
+            packs=options.packs,
             trims=options.trim,
             compiles=options.compile,
         )

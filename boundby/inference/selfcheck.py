@@ -78,6 +78,7 @@ def checked_strategy(
     tokens: Tokens,
     precision: Precision,
     *,
+    packs: bool = True,
     trims: bool = True,
     compiles: bool = False,
 ) -> tuple[Strategy, SelfCheck]:
@@ -96,7 +97,7 @@ def checked_strategy(
     own = None if exact is None else _stock(model, tokens, rows, precision)
     own_allowed = math.inf if own is None else allowed_of_own(own, reference, effect)
     refusals: list[Refusal] = []
-    offered = candidates(model, tokenizer, precision, trims)
+    offered = candidates(model, tokenizer, precision, trims, packs)
     for name, make in offered:
         is_last = name == offered[-1][0] and precision.session is None
         try:
@@ -117,7 +118,7 @@ def checked_strategy(
                 check = replace(check, own_difference=own_difference, own_allowed=own_allowed)
             if not compiles:
                 return strategy, check
-            make = dict(candidates(model, tokenizer, precision.to_compile, trims))[name]
+            make = dict(candidates(model, tokenizer, precision.to_compile, trims, packs))[name]
             compiled = _compiled(make, tokens, rows, logits, precision, min(allowed, own_allowed))
             if isinstance(compiled, str):
                 refusal = Refusal(strategy.name, "not_compiled", compiled)

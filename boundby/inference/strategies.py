@@ -15,7 +15,7 @@ from torch import nn
 
 from boundby.compile_cache import COMPILE_OPTIONS, use_private_cache
 from boundby.device import has_bfloat16_products, is_gpu, is_host
-from boundby.inference import fused, last_layer, packing
+from boundby.inference import last_layer, packing
 from boundby.inference.batches import Tokens, collate, on_device, packs, token_budget_batches
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
@@ -235,9 +235,9 @@ class Converted(Strategy):
 
 
 def candidates(
-    model: Any, tokenizer: Any, precision: Precision, trims: bool
+    model: Any, tokenizer: Any, precision: Precision, trims: bool, packs: bool = True
 ) -> list[tuple[str, Callable[[], Strategy]]]:
-    """Return the strategies this model seems to support, fastest first: a name and a callable that makes each.
+    """Return the strategies this model seems to support, packed ones first: a name and a callable that makes each.
 
     Each comes first with its last layer trimmed, if `trims` and the model is of a kind that can be. The last one,
     `masked`, asks nothing of the model. A converted model has one way.
@@ -247,7 +247,8 @@ def candidates(
     ways: list[tuple[str, Callable[..., Strategy]]] = []
     has_known_head = _has_known_head(model)
     if has_known_head:
-        takes_ours = getattr(model, "_supports_attention_backend", True)  # else transformers warns, and keeps its own
+        # Without this support transformers warns, and keeps its own attention.
+        takes_ours = packs and getattr(model, "_supports_attention_backend", True)
         if takes_ours and is_gpu(model.device):
             # The kernel for variable lengths is FlashAttention's: half precision, from Ampere on.
             if precision.dtype in HALF and packing.has_varlen() and has_bfloat16_products(model.device):
@@ -277,7 +278,6 @@ def compile_layers(model: Any, *, but_last: bool) -> None:
     chosen = layers[:-1] if but_last else layers
     if not len(chosen):
         raise ValueError("the one layer is trimmed")
-    fused.turn_as_written(model)
     use_private_cache()
     for layer in chosen:
         layer.compile(dynamic=True, backend=BACKEND, options=COMPILE_OPTIONS if BACKEND == "inductor" else None)

@@ -250,11 +250,6 @@ def _eight_bits_flops(inputs: torch.Tensor, *others: Any, **_: Any) -> int:
     return 2 * inputs.numel() * scales.numel()
 
 
-def _packed_attention_flops(query: torch.Tensor, *others: Any, **_: Any) -> int:
-    """Return the FLOPs of attention inside each of several texts, `[1, heads, tokens, width]`, of so many pairs."""
-    return 4 * int(others[3]) * query.shape[1] * query.shape[3]
-
-
 def _of_texts_flops(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -310,8 +305,6 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "aten._efficient_attention_forward": _efficient_flops,
     "mkldnn._linear_pointwise": _prepared_flops,
     "onednn.qlinear_pointwise": _eight_bits_flops,
-    "boundby.attention": _packed_attention_flops,
-    **dict.fromkeys(("boundby.norm", "boundby.add_norm_", "boundby.rounded", "boundby.rotate_"), lambda *_, **__: 0),
     "aten.mv": _vector_flops,
     "aten.dot": _vector_flops,
     "aten.addmv": _addmv_flops,

@@ -1,7 +1,7 @@
 """A precision is taken for its speed where its labels surely agree, and what it does to the answers is told."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from boundby.inference import (
     one_by_one,
     precision,
     search_token_budget,
+    strategies,
     weight_bytes,
 )
 from boundby.inference.precision import PreparedLinear, calibrate, can_prepare, to_int8, tolerance
@@ -73,7 +74,10 @@ def test_same_takes_the_faster_kernels_of_float32_and_guards_near_ties(model, to
     assert choice.options.precision == "float32_fast"
     assert choice.options.guard_margin >= 4 * choice.report.max_abs_logit_difference
     assert choice.options.guard_margin > 0  # though this sample may show no difference
-    assert choice.seconds == {"float32": 4.0, "float32_fast": 2.0}
+    assert [(each.report.precision, each.seconds) for each in choice.trials] == [
+        ("float32", 4.0),
+        ("float32_fast", 2.0),
+    ]
     assert (choice.options.max_length, choice.options.token_budget) == (64, 256)
 
 
@@ -100,7 +104,7 @@ def test_float32_products_that_round_to_bfloat16_are_packed_and_their_near_ties_
     assert predictor.strategy == "packed, by length" and predictor.doubts == ()
     both = (FLOAT32, rounding)
     choice = choose_precision(model, tokenizer, Sample(texts), PrecisionRule("same"), OPTIONS, precisions=both)
-    _, rounded = choice.reports
+    rounded = choice.trials[1].report
     assert rounded.max_abs_logit_difference > 1e-3 * predictor.check.largest_logit
     guarded = predictor.with_guard_margin(same_guard(rounded.max_abs_logit_difference, 1.0)).predict(texts)
     alone = one_by_one(model, predictor.tokenize(texts), range(len(texts)))
@@ -135,6 +139,29 @@ def test_fastest_takes_the_fastest_that_surely_agrees(model, tokenizer, texts):
     ]  # fmt: skip
     whole = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest", 0.995))
     assert whole.options.precision != "float32"
+
+
+@pytest.mark.parametrize(("packed_s", "sorted_s", "is_packed"), [(1.0, 2.0, True), (2.0, 1.0, False)])
+def test_fastest_packs_or_sorts_by_what_is_measured(
+    packed_s, sorted_s, is_packed, model, tokenizer, texts, monkeypatch
+):
+    for strategy, seconds in ((strategies.Packed, packed_s), (strategies.Padded, sorted_s)):
+        monkeypatch.setattr(strategy, "logits", taking(strategy.logits, seconds))
+    monkeypatch.setattr(Paced, "seconds", dict.fromkeys(Paced.seconds, 0.0))
+    rule = PrecisionRule("fastest", min_agreement=0.1)
+    choice = choose_precision(model, tokenizer, Sample(texts, is_all=True), rule, OPTIONS, CLOCK, (FLOAT32,))
+    assert len(choice.trials) == 2 and choice.options.packs is is_packed
+    assert choice.best.predictor.is_padded is not is_packed
+    same = choose_precision(model, tokenizer, Sample(texts), PrecisionRule("same"), OPTIONS, CLOCK, (FLOAT32,))
+    assert len(same.trials) == 1
+
+
+def taking(compute: Callable[..., torch.Tensor], seconds: float) -> Callable[..., torch.Tensor]:
+    def timed(self: Any, tokens: Any, rows: Any) -> torch.Tensor:
+        Paced.now[0] += seconds
+        return compute(self, tokens, rows)
+
+    return timed
 
 
 def test_what_agrees_too_seldom_is_taken_with_its_near_ties_computed_again(model, tokenizer, texts):
@@ -219,7 +246,7 @@ def test_labels_that_differ_in_exact_ties_alone_are_computed_again(model, tokeni
     everything = (FLOAT32, Flat("bfloat16", torch.bfloat16))
     rule, sample = PrecisionRule("fastest", 1.0), Sample(texts, is_all=True)
     choice = choose_precision(model, tokenizer, sample, rule, OPTIONS, CLOCK, everything)
-    report = next(each for each in choice.reports if each.precision == "bfloat16")
+    report = next(each.report for each in choice.trials if each.report.precision == "bfloat16")
     assert report.agreement < 1 and report.widest_flip == 0
     predictor = Predictor(model, tokenizer, choice.options, texts, precisions={each.name: each for each in everything})
     assert predictor.options.guard_margin > 0

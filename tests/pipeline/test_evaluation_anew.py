@@ -38,7 +38,7 @@ def baseline(settings: list[str], *flags: str) -> int:
 
 
 def starts(folder: EvaluationFolder) -> list[float]:
-    return [json.loads(path.read_text())["started_unix_s"] for path in sorted(folder.path.glob("cost-*.json"))]
+    return [json.loads(path.read_text())["started_s"] for path in sorted(folder.path.glob("cost-*.json"))]
 
 
 def stored(url: str, earlier: bool = False) -> set[str]:

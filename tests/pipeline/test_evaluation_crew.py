@@ -4,13 +4,13 @@ import json
 import sys
 from collections import deque
 from concurrent import futures
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from msgspec import structs
 from safetensors.torch import load_file
 
 from boundby import files
@@ -149,11 +149,14 @@ def test_a_machine_unlike_the_planned_one_is_refused(planned):
     folder, _ = planned
     made = plans.load(folder)
     plans.save(
-        replace(made, identity=replace(made.identity, versions={**made.identity.versions, "torch": "1"})), folder
+        structs.replace(
+            made, identity=structs.replace(made.identity, versions={**made.identity.versions, "torch": "1"})
+        ),
+        folder,
     )
     with pytest.raises(InputError, match=r"not such a machine as was planned for: versions.torch is .*, planned was 1"):
         opened(folder)
-    plans.save(replace(made, identity=replace(made.identity, device_name="another")), folder)
+    plans.save(structs.replace(made, identity=structs.replace(made.identity, device_name="another")), folder)
     with pytest.raises(InputError, match="device_name is .*, planned was another"):
         opened(folder)
 
@@ -297,7 +300,7 @@ def test_two_that_plan_in_one_store_at_once_work_on_one_plan(made, planned, tmp_
     store = "memory://run" if kind == "memory" else f"file://{tmp_path}/store"
     first, second = (at(made[1], tmp_path / name, store) for name in ("first", "second"))
     push, make = storage.Storage.push_plan, planning.make
-    monkeypatch.setattr(planning, "make", lambda *given: replace(make(*given), attempt=None))
+    monkeypatch.setattr(planning, "make", lambda *given: structs.replace(make(*given), attempt=None))
 
     def late(self, folder):
         monkeypatch.setattr(storage.Storage, "push_plan", push)
@@ -313,7 +316,7 @@ def test_two_that_plan_in_one_store_at_once_work_on_one_plan(made, planned, tmp_
 
 
 def _other(made: plans.Plan) -> plans.Plan:
-    return replace(made, choices=replace(made.choices, token_budget=96))
+    return structs.replace(made, choices=structs.replace(made.choices, token_budget=96))
 
 
 def test_a_store_that_cannot_be_is_one_message(made, tmp_path, capsys):
@@ -331,7 +334,7 @@ def test_a_gpu_can_be_shared_by_workers_and_a_cpu_worker_takes_its_threads(plann
     on_cpu = ray_engine.Needs.of(made, ray_engine.Demand())
     assert (on_cpu.cpus, on_cpu.gpus) == (made.choices.threads_per_worker, 0)
     assert on_cpu.that_fit({"CPU": 3 * on_cpu.cpus + 0.5}) == 3 and on_cpu.that_fit({}) == 1
-    on_gpu = replace(made, identity=replace(made.identity, device="cuda"))
+    on_gpu = structs.replace(made, identity=structs.replace(made.identity, device="cuda"))
     whole = ray_engine.Needs.of(on_gpu, ray_engine.Demand())
     assert (whole.cpus, whole.gpus, whole.that_fit({"CPU": 4, "GPU": 3})) == (1, 1, 3)
     third = ray_engine.Needs.of(on_gpu, ray_engine.Demand(gpus_per_worker=1 / 3))
@@ -362,7 +365,7 @@ def test_a_cluster_that_does_not_answer_is_one_message_and_gets_no_settings_of_a
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr(ray_engine, "_imported", lambda: Absent)
     with pytest.raises(EnvironmentLacksError, match=r"RAY_ADDRESS is 10.0.0.1:6379\): nobody there"):
-        next(ray_engine.on_ray(ray_engine.Demand(), print)(planned[0].plan, [0], False))
+        next(ray_engine.on_ray(planned[0].plan, ray_engine.Demand(), print)([0], False))
     assert set(given) == {"address", "runtime_env", "logging_level", "log_to_driver", "shut"}
     assert {"/tests", "/scripts", "/docs"} <= set(given["runtime_env"]["excludes"])
     assert not {"/utils", "/boundby"} & set(given["runtime_env"]["excludes"])

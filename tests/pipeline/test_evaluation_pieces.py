@@ -1,8 +1,6 @@
 """The parts of an evaluation that need no model: rows by ranges, counts, spans of time, the search for a budget."""
 
 import csv
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +19,9 @@ from tests.gpu_double import H100, T4, plugged_in
 from utils.artifacts import Layout
 from utils.data import load_texts
 from utils.errors import InputError, PipelineError
-from utils.evaluation import executors, rows, tuning
-from utils.evaluation import run as evaluation
+from utils.evaluation import rows, tuning
 from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
-from utils.evaluation.parts import Cost
+from utils.evaluation.parts import Record
 from utils.evaluation.plan import Identity
 from utils.tasks.sequence_classification import score
 
@@ -83,7 +80,7 @@ def test_a_dataset_of_another_size_or_order_is_refused(dataset):
 
 
 def test_texts_for_a_trial_come_from_all_over_the_dataset(dataset):
-    shards = list(rows.split(dataset, replace(identity(50)), 5))
+    shards = list(rows.split(dataset, identity(50), 5))
     assert len(rows.first_texts(dataset, shards, 20)) == 20
     assert rows.first_texts(dataset, shards[:1], 100) == [TEXTS[row] for row in range(5)]
 
@@ -132,26 +129,36 @@ def test_each_machine_and_each_device_counts_once():
         assert (both["machine_time_s"], both["device_time_s"]) == (26, 34)
     cores = occupancy([cost(0, 10, host, "cpu") for host in ("a", "a", "b")])  # two workers split the cores of a
     assert (cores["machine_time_s"], cores["device_time_s"]) == (20, 20)
-    found = occupancy([cost(0, 10, "a", "cpu"), cost(20, 10, None, None)])
-    assert (found["machine_time_s"], found["device_time_s"]) == (None, None)
-    assert found["machine_time_reason"].startswith("parts of an earlier version do not tell")
 
 
 @pytest.mark.parametrize("skew_s", [0, 1000, -1000])
-def test_clocks_that_differ_or_are_set_change_no_duration(skew_s):
+def test_clocks_that_differ_change_no_duration(skew_s):
     two_hosts = [cost(0, 100, "a", "cpu"), cost(skew_s, 100, "b", "cpu")]
     assert elapsed_seconds(two_hosts) == 200  # of machines
-    clock_was_set = [
-        replace(cost(0, 10, "a", "cpu"), started_s=50.0),
-        replace(cost(10 - skew_s, 10, "a", "cpu"), started_s=60.0),
-        replace(cost(15 + skew_s, 10, "a", "cpu"), started_s=65.0),  # beside the one before, and it was set again
-    ]
-    assert elapsed_seconds(clock_was_set) == 25
-    assert elapsed_seconds([cost(0, 10, None, None), cost(5, 10, None, None)]) == 15  # of an earlier version
+    one_host = [cost(50.0, 10, "a", "cpu"), cost(60.0, 10, "a", "cpu"), cost(65.0, 10, "a", "cpu")]
+    assert elapsed_seconds(one_host) == 25
 
 
-def cost(started: float, seconds: float, host: str | None, device: str | None) -> Cost:
-    return Cost("plan", 0, started, seconds, {}, "cuda:0", None, None, (), 0, host, device)
+def cost(started: float, seconds: float, host: str, device: str) -> Record:
+    counts = dict.fromkeys(
+        ("shard", "tokens", "truncated", "computed_texts", "useful_tokens", "computed_tokens", "guarded_texts"), 0
+    )
+    return Record(
+        "plan",
+        part_sha256="",
+        texts_sha256="",
+        **counts,
+        started_s=started,
+        seconds=seconds,
+        phases_s={},
+        host=host,
+        device="cuda:0",
+        device_id=device,
+        device_peak_bytes=None,
+        process_peak_bytes=None,
+        memory_reasons=(),
+        out_of_memory=0,
+    )
 
 
 class Machine:
@@ -297,53 +304,3 @@ def test_the_margin_of_near_ties_is_that_of_full_batches(monkeypatch):
         for budget in (512, 2048)
     ]
     assert found == [0.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("device", "moved"), [("cuda:0", ["the model to cpu", "memory given back"]), ("cpu", [])], ids=["GPU", "CPU"]
-)
-def test_the_model_that_planned_makes_room_on_a_gpu_before_its_workers_come(device, moved, monkeypatch, tmp_path):
-    happened: list[str] = []
-
-    def local(workers: int, *_: object, **__: object) -> executors.Executor:
-        happened.append(f"{workers} workers")
-        return lambda path, pending, wait: iter(())
-
-    monkeypatch.setattr(executors, "local", local)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("memory given back"))
-    loaded = SimpleNamespace(
-        model=SimpleNamespace(to=lambda where: happened.append(f"the model to {where}")), device=torch.device(device)
-    )
-    settings = SimpleNamespace(engine="local", storage=None, workers=2)
-    asked = SimpleNamespace(
-        config=SimpleNamespace(evaluation=settings, model=SimpleNamespace(device=device)),
-        args=SimpleNamespace(trust_remote_code=False),
-        layout=SimpleNamespace(evaluation=tmp_path),
-        note=print,
-        progress=lambda total, what: nullcontext(),
-    )
-    made = SimpleNamespace(
-        shards=[],
-        choices=SimpleNamespace(threads_per_worker=1),
-        identity=SimpleNamespace(task="sequence_classification"),
-    )
-    evaluation.predict(asked, made, loaded=loaded)
-    assert happened == [*moved, "2 workers"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "names", "used"),
-    [
-        ("auto", ["H100", "H100", "H100"], ["cuda:0", "cuda:1", "cuda:2"]),
-        ("cuda", ["H100", "L4", "H100"], ["cuda:0", "cuda:2"]),  # a plan holds for one kind
-        ("cuda:1", ["H100", "H100"], ["cuda:1"]),
-        ("auto", [], ["auto"]),
-        ("cpu", ["H100"], ["cpu"]),
-    ],
-)
-def test_an_evaluation_has_a_worker_on_every_gpu_of_the_first_ones_kind(asked, names, used, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
-    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
-    assert executors.devices(asked) == used
-    assert executors.local_workers(asked) == len(used)

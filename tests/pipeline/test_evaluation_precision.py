@@ -44,7 +44,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[str]]
 def evaluated(settings: list[str], results: Path) -> tuple[plans.Plan, dict[str, Any], np.ndarray]:
     assert workplace.evaluate([*settings, f"output.results_dir={results}"], *workplace.WHOLE) == [0, 0, 0]
     folder = EvaluationFolder(results / "evaluation")
-    tables = [parts.decode(path.read_bytes()).table for path in sorted(folder.path.glob("part-*"))]
+    tables = [parts.read(path.read_bytes()) for path in sorted(folder.path.glob("part-*"))]
     labels = np.concatenate([each["prediction"].to_numpy() for each in tables])
     return plans.load(folder), json.loads(folder.metrics.read_text())["metrics"], labels
 

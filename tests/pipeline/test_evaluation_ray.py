@@ -26,7 +26,8 @@ PATIENCE_S = 60.0  # for processes that were told to end
 def seen(tmp_path_factory):
     """What was seen of an evaluation on Ray, one worker of which was killed in its first shard, and of one without."""
     folder = tmp_path_factory.mktemp("ray")
-    settings = [*workplace.prepare(folder, workplace.texts()), "evaluation.workers=2"]
+    settings = workplace.prepare(folder, workplace.texts())
+    on_ray = [*settings, "evaluation.engine=ray", "evaluation.workers=2"]
     seen: dict = {"workers": [], "processes": [], "handlers": []}
 
     def describe(worker) -> dict:  # nested: Ray then sends it, and imports nothing from the tests
@@ -59,9 +60,9 @@ def seen(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(planning.SHARD_ROWS, "cpu", 8)
         patch.setattr(ray_engine, "distribute", watched)
-        assert workplace.evaluate(settings, "plan") == [0]
-        assert workplace.evaluate([*settings, "evaluation.workers=1"], "run", "finalize") == [0, 0]
-        ours = [*settings, f"output.results_dir={folder / 'ray'}", "evaluation.engine=ray"]
+        assert workplace.evaluate(on_ray, "plan") == [0]
+        assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
+        ours = [*on_ray, f"output.results_dir={folder / 'ray'}"]
         seen["codes"] = workplace.evaluate(ours, "plan", "run", "finalize")
         seen["left"] = psutil.wait_procs(ray_workers.started(), timeout=PATIENCE_S)[1]
     seen["without"] = workplace.results(folder / "results" / "evaluation")

@@ -47,7 +47,7 @@ def evaluated(settings: list[str], results: Path) -> tuple[plans.Plan, np.ndarra
     assert workplace.evaluate([*settings, f"output.results_dir={results}"], "plan", "run") == [0, 0]
     folder = EvaluationFolder(results / "evaluation")
     plan = plans.load(folder)
-    tables = [parts.decode(path.read_bytes()).table for path in sorted(folder.path.glob("part-*"))]
+    tables = [parts.read(path.read_bytes()) for path in sorted(folder.path.glob("part-*"))]
     model = AutoModelForSequenceClassification.from_pretrained(plan.places.model, dtype=torch.float32).eval()
     texts = [text for shard in plan.shards for text in rows.read(Path(plan.places.dataset), shard, None).texts]
     tokens = tokenize(AutoTokenizer.from_pretrained(plan.places.model), texts, plan.choices.max_length)

@@ -27,7 +27,6 @@ from tests.fakes import FakeTokenizer
 from tests.gpu_double import H100, Card, Machine, plugged_in
 from tests.tiny_models import save_bert
 from utils import cli, instruments, steps
-from utils.evaluation import executors
 from utils.profiler import Guard, InferenceProfiler, _Plan
 from utils.visits import Visit
 
@@ -174,27 +173,6 @@ def test_a_script_ends_with_3_and_frees_nothing_on_a_lost_gpu(tmp_path):
         done.stderr.startswith("error: AcceleratorError: CUDA error: uncorrectable ECC error") and "\n" in done.stderr
     )
     assert "Traceback" not in done.stderr
-
-
-def test_a_worker_whose_gpu_is_lost_tells_why_and_ends_at_once(monkeypatch):
-    sent: list[Any] = []
-
-    def lose(*_: Any, **__: Any) -> None:
-        raise torch.AcceleratorError(ASSERT.partition(": ")[2])
-
-    class Ended(BaseException):
-        pass
-
-    def ends(code: int) -> None:
-        raise Ended(code)
-
-    monkeypatch.setattr(executors.ShardPredictor, "open", lose)
-    monkeypatch.setattr(executors.os, "_exit", ends)
-    monkeypatch.setattr(executors.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(executors.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
-    with pytest.raises(Ended) as ended:
-        executors.work(SimpleNamespace(send=sent.append), Path("plan.json"), "cuda:0", False, False)
-    assert (sent, ended.value.args) == ([ASSERT], (3,))
 
 
 def test_a_trial_and_a_capture_that_lose_the_gpu_end_the_others_and_clean_nothing_up():

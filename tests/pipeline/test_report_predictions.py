@@ -52,7 +52,7 @@ def test_whole_set_is_what_all_rows_would_take_on_the_device_that_was_used(read)
     assert "12.38 minutes, 0.8251 GPU-hours" in whole_pass(pod(read, document))
 
 
-@pytest.mark.parametrize("evaluation", [{"workers": 4}, {"engine": "ray", "gpus_per_worker": 0.25}])
+@pytest.mark.parametrize("evaluation", [{"engine": "ray", "workers": 4}, {"engine": "ray", "gpus_per_worker": 0.25}])
 def test_workers_that_share_a_gpu_make_its_hours_no_more(read, evaluation):
     document = results.gpu_document()
     document["full_dataset_metrics"]["worker_time_s"] *= 4

@@ -60,14 +60,14 @@ def test_vectors_are_those_of_the_encoder_alone(measured):
     from utils.evaluation import parts
 
     folder = measured[0]
-    part = parts.decode((folder / "results" / "evaluation" / "part-00000.parquet").read_bytes())
+    table = parts.read((folder / "results" / "evaluation" / "part-00000.parquet").read_bytes())
     encoder = AutoModel.from_pretrained(folder / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     for row in (0, 7, 29):
         tokens = tokenizer(workplace.texts()[row][0], return_tensors="pt", truncation=True, max_length=64)
         with torch.inference_mode():
             mean = encoder(input_ids=tokens.input_ids).last_hidden_state[0].mean(dim=0).numpy()
-        np.testing.assert_allclose(part.table["logits"][row].as_py(), mean / np.linalg.norm(mean), atol=1e-5)
+        np.testing.assert_allclose(table["logits"][row].as_py(), mean / np.linalg.norm(mean), atol=1e-5)
 
 
 def test_neighbours_are_counted_whatever_the_order_of_the_parts():

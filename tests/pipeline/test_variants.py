@@ -29,9 +29,9 @@ from tests.fakes import FakeClock
 from tests.tiny_models import LABELS
 from utils.config import Variants
 from utils.errors import EnvironmentLacksError
+from utils.evaluation.engine_process import EngineFailed, EngineProcess, told
 from utils.report import variants as section
 from utils.variants import comparison, operators, rounds, ways
-from utils.variants.engines import EngineFailed, EngineProcess, told
 from utils.variants.reasons import beside, sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after
 from utils.variants.rounds import Measured
@@ -146,7 +146,7 @@ def test_settings_run_a_variant_in_float32_where_the_model_s_own_dtype_is_anothe
 
 
 def test_the_kernels_of_packed_texts_are_attention():
-    kernels = ("_varlen_attn", "_efficient_attention_forward", "_scaled_dot_product_flash_attention", "attention")
+    kernels = ("_varlen_attn", "_efficient_attention_forward", "_scaled_dot_product_flash_attention")
     assert {operators._kind(name) for name in kernels} == {"attention"}
 
 

@@ -1,7 +1,6 @@
 """The evaluation under kills, several runners, and a million rows; run by `make truth`."""
 
 import multiprocessing
-import os
 import resource
 import signal
 import subprocess
@@ -51,21 +50,20 @@ def finish(settings: list[str], results: Path) -> dict[str, bytes]:
     return workplace.results(results / "evaluation")
 
 
-def test_two_runners_and_workers_at_once_leave_the_same_bytes(long, tmp_path):
+def test_three_runners_at_once_leave_the_same_bytes(long, tmp_path):
     settings, undisturbed = long
     assert ended(start(settings, tmp_path, "plan")) == 0
-    runners = [start(settings, tmp_path, "run"), start([*settings, "evaluation.workers=2"], tmp_path, "run")]
+    runners = [start(settings, tmp_path, "run") for _ in range(3)]
     codes = [ended(each) for each in runners]
-    print(f"two runners, three predictors: exits {codes}, {parts(tmp_path)} parts")
-    assert codes == [0, 0]
+    print(f"three runners: exits {codes}, {parts(tmp_path)} parts")
+    assert codes == [0, 0, 0]
     assert finish(settings, tmp_path) == undisturbed
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_sigterm_ends_a_run_within_seconds(long, tmp_path, workers):
+def test_sigterm_ends_a_run_within_seconds(long, tmp_path):
     settings, undisturbed = long
     assert ended(start(settings, tmp_path, "plan")) == 0
-    runner = start([*settings, f"evaluation.workers={workers}"], tmp_path, "run")
+    runner = start(settings, tmp_path, "run")
     while parts(tmp_path) == 0 and runner.poll() is None:
         time.sleep(0.05)
     runner.send_signal(signal.SIGTERM)
@@ -74,23 +72,8 @@ def test_sigterm_ends_a_run_within_seconds(long, tmp_path, workers):
         assert runner.poll() is None
     took_s = time.monotonic() - began
     code = ended(runner)
-    print(f"{workers} workers: exit {code}, {took_s:.2f} s after SIGTERM, {parts(tmp_path)} parts kept")
+    print(f"exit {code}, {took_s:.2f} s after SIGTERM, {parts(tmp_path)} parts kept")
     assert code == 143 and took_s < SIGTERM_S
-    assert finish(settings, tmp_path) == undisturbed
-
-
-def test_another_worker_takes_the_place_of_one_that_is_killed(long, tmp_path):
-    settings, undisturbed = long
-    assert ended(start(settings, tmp_path, "plan")) == 0
-    runner = start([*settings, "evaluation.workers=2"], tmp_path, "run")
-    while parts(tmp_path) == 0 and runner.poll() is None:
-        time.sleep(0.05)
-    children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
-    victim = next(each for each in children if "spawn_main" in Path(f"/proc/{each}/cmdline").read_text())
-    os.kill(int(victim), signal.SIGKILL)
-    said = runner.communicate()[1]
-    print(said.splitlines()[-1])
-    assert runner.returncode == 0 and "a worker ended with -9 in shard" in said
     assert finish(settings, tmp_path) == undisturbed
 
 
@@ -98,8 +81,8 @@ def evaluate_generated(folder: Path, rows: int, answer) -> None:
     """Evaluate so many generated rows in this process; send the seconds of each phase and the peak in bytes."""
     from tests.tiny_models import LABELS, WORDS, save_bert
     from utils.artifacts import EvaluationFolder
-    from utils.evaluation import executors, planning, shards
     from utils.evaluation import plan as plans
+    from utils.evaluation import planning, shards
     from utils.evaluation.finalize import finalize
     from utils.model_source import ModelSource
     from utils.models import load
@@ -136,9 +119,7 @@ def evaluate_generated(folder: Path, rows: int, answer) -> None:
     plans.save(made, results)
     seconds.append(time.monotonic())
     predictor = shards.ShardPredictor(made, results, loaded)
-    assert (
-        sum(each.rows for each in executors.in_process(predictor)(results.plan, range(len(made.shards)), False)) == rows
-    )
+    assert sum(each.rows for each in predictor.predict_shards(range(len(made.shards)))) == rows
     seconds.append(time.monotonic())
     assert finalize(made, results, dataset)["samples"] == rows
     seconds.append(time.monotonic())

@@ -5,11 +5,12 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from boundby import environment, files
 from boundby.device import has_bfloat16_products, is_host
@@ -37,16 +38,15 @@ from boundby.roofline import Interval
 from boundby.stats import estimate
 from utils import contents
 from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
+from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
 from utils.evaluation.plan import PLAN_COMMAND, Converted, EngineChoice, Plan
 from utils.models import LoadedModel
-from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
 
 SHARE = 0.1  # of what an evaluation takes may go into trying engines: so much slower does one get that wins nothing
 PROMISING = ("openvino_int8", "openvino_bfloat16", "openvino", "onnxruntime_int8", "onnxruntime")  # in this order
 TURNS, TURN_TEXTS = 5, 512
 BUDGETS = (512, 1024, 2048)  # tokens of a padded batch to choose from: with fewer there is less to pad
 PASSES = 6  # over the sample: choosing, then budgets and turns on a part of it
-FASTER = 1.02  # as in the rule by which step 05 recommends: less is no reason to take another library
 RECEIPT = "converted.json"
 
 
@@ -83,8 +83,6 @@ def choose(
         return None
     if shelf.closed:
         return Chosen(EngineChoice(None, shelf.closed))
-    if own.options.precision not in ("float32", "float32_fast", "float32_prepared"):
-        names = [name for name in names if ENGINES[name].precision != "float32"]  # its products cannot be as fast
     if not has_bfloat16_products(own.device):
         names = [name for name in names if ENGINES[name].precision != "bfloat16"]
     texts = sample.check_texts or sample.texts
@@ -127,37 +125,39 @@ def _fastest(
         )
     except ValueError as error:
         return Chosen(EngineChoice(None, "; ".join([*reasons, str(error)])))
-    name = choice.options.precision
-    precision, file, convert_s = offered[name]
-    engine = Predictor(loaded.model, loaded.tokenizer, choice.options, choice.check_texts, precisions=precisions)
     texts = sample.texts[:TURN_TEXTS]
+    competing = [trial.predictor for trial in choice.trials]
     if own.options.token_budget is None:
-        engine = engine.with_token_budget(search_token_budget(engine, texts, BUDGETS).token_budget)
-    rates = turns(own, engine, texts)
-    gain = Interval.of(estimate([mine / theirs for mine, theirs in rates]))
+        budgets = [search_token_budget(engine, texts, BUDGETS).token_budget for engine in competing]
+        competing = [engine.with_token_budget(budget) for engine, budget in zip(competing, budgets, strict=True)]
+    rounds = np.array(turns([own, *competing], texts))
+    number = int(np.median(rounds[:, 1:], axis=0).argmin())
+    own_s, engine_s = rounds[:, 0], rounds[:, 1 + number]
+    engine, report = competing[number], choice.trials[number].report
+    name = engine.options.precision
+    _, file, convert_s = offered[name]
+    gain = Interval.of(estimate((own_s / engine_s).tolist()))
     said = f"{ENGINES[name].words} is {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}] times as fast"
     record = EngineChoice(None, "", convert_s, gain.value, gain.low, gain.high)
-    if gain.low <= FASTER:
-        record = replace(record, reason="; ".join([*reasons, *choice.reasons, f"{said}: no sure gain"]))
+    if gain.low <= 1:
+        record = structs.replace(record, reason="; ".join([*reasons, *choice.reasons, f"{said}: no sure gain"]))
         return Chosen(record)
-    saved_s = float(np.mean([mine - theirs for mine, theirs in rates])) / len(texts)
-    after = int(convert_s / saved_s) + 1
+    after = int(convert_s * len(texts) / float((own_s - engine_s).mean())) + 1
     told = f"{said} as {own.options.precision.replace('_', ' ')} here"
     if convert_s:
         told += f"; converting took {convert_s:.0f} s, won back after {after:,} texts"
-    record = replace(record, name=name, reason=told, won_back_after_texts=after)
-    converted = Converted(_version(name), _sha256(file))
-    return Chosen(record, engine, choice.report, file, converted)
+    record = structs.replace(record, name=name, reason=told, won_back_after_texts=after)
+    return Chosen(record, engine, report, file, Converted(_version(name), _sha256(file)))
 
 
-def turns(own: Predictor, engine: Predictor, texts: Sequence[str]) -> list[tuple[float, float]]:
-    """Return the seconds that both take for the same texts, in turns."""
-    ways = (own, engine)
-    found = []
+def turns(predictors: Sequence[Predictor], texts: Sequence[str]) -> list[list[float]]:
+    """Return the seconds that each takes for the same texts, in turns: a list for each of five rounds."""
+    rounds = []
     for number in range(TURNS + 1):
-        seconds = {way: ways[way].predict(texts).seconds.total_s for way in ((0, 1), (1, 0))[number % 2]}
-        found.append((seconds[0], seconds[1]))
-    return found[1:]  # the first pass is cold
+        order = range(len(predictors)) if number % 2 else range(len(predictors) - 1, -1, -1)
+        seconds = {each: predictors[each].predict(texts).seconds.total_s for each in order}
+        rounds.append([seconds[each] for each in range(len(predictors))])
+    return rounds[1:]  # the first pass is cold
 
 
 class _Workplace:

@@ -33,22 +33,20 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
     """
     identity, task = plan.identity, tasks.of(plan.identity.task)
     score = task.Score(identity.labels, [size for size in subset_sizes if size <= identity.rows])
-    facts: list[parts.Facts] = []
-    costs: list[parts.Cost] = []
+    records: list[parts.Record] = []
 
     def proven_rows() -> Iterator[dict[str, int | str]]:
-        for part, texts, ranks, cost in _proven_parts(plan, folder, dataset):
+        for part, texts, ranks in _proven_parts(plan, folder, dataset):
             score.add(part.table, texts, ranks)
-            facts.append(part.facts)
-            costs.append(cost)
+            records.append(part.record)
             yield from score.rows(part.table)
 
     files.write_csv(folder.predictions, proven_rows(), task.COLUMNS)
     score.write(folder, plan.fingerprint)
     metrics: FullDataset = {
         **msgspec.to_builtins(score.metrics()),
-        **_cost(plan, facts, costs),
-        **_memory(costs),
+        **_cost(plan, records),
+        **_memory(records),
         "plan": plan.fingerprint,
     }
     record = {"plan": plan.fingerprint, "predictions_sha256": files.sha256(folder.predictions), "metrics": metrics}
@@ -58,8 +56,8 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
 
 def _proven_parts(
     plan: Plan, folder: EvaluationFolder, dataset: Path
-) -> Iterator[tuple[parts.Part, Sequence[str], np.ndarray | None, parts.Cost]]:
-    """Yield all parts in order, with texts, places in the seeded sample and costs.
+) -> Iterator[tuple[parts.Part, Sequence[str], np.ndarray | None]]:
+    """Yield all parts in order, with texts and places in the seeded sample.
 
     Each part is proven to hold just the rows that the dataset has there. The planned shards follow each other without
     gap and with ascending row ids, which `rows.split` made sure of.
@@ -78,40 +76,40 @@ def _proven_parts(
         places = np.argsort(rows.seeded_order(identity.dataset_rows, identity.sample_seed))
     for shard in plan.shards:
         texts = rows.read(dataset, shard, positions).texts
-        part, cost = parts.load(folder, plan, shard), parts.load_cost(folder, plan, shard)
-        if part is None or cost is None:
+        part = parts.load(folder, plan, shard)
+        if part is None:
             raise PipelineError(
                 f"{folder.part(shard.id)}: is damaged or of another plan; `{RUN_COMMAND}` predicts it again"
             )
         if fault := tasks.of(identity.task).fault(part.table, len(identity.labels)):
             raise PipelineError(f"{folder.part(shard.id)}: {fault}")
         ranks = None if places is None or positions is None else places[positions[shard.start : shard.stop]]
-        yield part, texts, ranks, cost
+        yield part, texts, ranks
 
 
-def _cost(plan: Plan, facts: Sequence[parts.Facts], costs: Sequence[parts.Cost]) -> FullDataset:
+def _cost(plan: Plan, records: Sequence[parts.Record]) -> FullDataset:
     rows = plan.identity.rows
-    seconds = elapsed_seconds(costs)
-    useful = sum(fact.useful_tokens for fact in facts)
-    computed = sum(fact.computed_tokens for fact in facts)
-    truncated = [fact.truncated for fact in facts]
-    phases_s = {name: sum(cost.phases_s[name] for cost in costs) for name in costs[0].phases_s}
+    seconds = elapsed_seconds(records)
+    useful = sum(record.useful_tokens for record in records)
+    computed = sum(record.computed_tokens for record in records)
+    truncated = [record.truncated for record in records]
+    phases_s = {name: sum(record.phases_s[name] for record in records) for name in records[0].phases_s}
     return {
         "inference_time_s": seconds,
-        "worker_time_s": sum(cost.seconds for cost in costs),
-        **occupancy(costs),
+        "worker_time_s": sum(record.seconds for record in records),
+        **occupancy(records),
         "tokenize_time_s": phases_s["tokenize"],
         "phases_s": phases_s,
         "latency_per_sample_ms": 1e3 * seconds / rows,
         "throughput_samples_per_sec": rows / seconds,
-        "tokens_per_sec_real": sum(fact.tokens for fact in facts) / seconds,
+        "tokens_per_sec_real": sum(record.tokens for record in records) / seconds,
         "useful_tokens": useful,
         "computed_tokens": computed,
         "padding_pct": 100 * (1 - useful / computed),
-        "computed_texts": sum(fact.computed_texts for fact in facts),
-        "guarded_texts": sum(fact.guarded_texts for fact in facts),
+        "computed_texts": sum(record.computed_texts for record in records),
+        "guarded_texts": sum(record.guarded_texts for record in records),
         "truncated": None if None in truncated else sum(count for count in truncated if count),
-        "out_of_memory": sum(cost.out_of_memory for cost in costs),
+        "out_of_memory": sum(record.out_of_memory for record in records),
         **{name: getattr(plan.choices, name) for name in CHOICES},
         "exactness": plan.reasons.exactness,
         "exactness_reason": None if plan.reasons.exactness else plan.reasons.precision,
@@ -119,15 +117,15 @@ def _cost(plan: Plan, facts: Sequence[parts.Facts], costs: Sequence[parts.Cost])
     }
 
 
-def _memory(costs: Sequence[parts.Cost]) -> FullDataset:
+def _memory(records: Sequence[parts.Record]) -> FullDataset:
     """Return the peaks over all shards; each was measured when it was predicted, also in an earlier attempt."""
-    device = [cost.device_peak_bytes for cost in costs if cost.device_peak_bytes is not None]
-    process = [cost.process_peak_bytes for cost in costs if cost.process_peak_bytes is not None]
+    device = [record.device_peak_bytes for record in records if record.device_peak_bytes is not None]
+    process = [record.process_peak_bytes for record in records if record.process_peak_bytes is not None]
     used_mb = max(device) / MB if device else None
     return {
         "gpu_mem_used": used_mb,
         "gpu_mem_used_mb": used_mb,
-        "gpu_mem_used_reason": None if device else "; ".join(costs[0].memory_reasons),
+        "gpu_mem_used_reason": None if device else "; ".join(records[0].memory_reasons),
         "cpu_mem_peak_mb": max(process) / MB if process else None,
     }
 
@@ -148,27 +146,23 @@ def busy_seconds(spans: Sequence[Span]) -> float:
     return total
 
 
-def elapsed_seconds(costs: Sequence[parts.Cost]) -> float:
+def elapsed_seconds(records: Sequence[parts.Record]) -> float:
     """Return the seconds in which a machine was busy, added up over the machines.
 
     What several did at once counts for each: their clocks are not compared, since one that is off would invent a pause
     or hide one.
     """
-    return _added_up((cost.host, cost.span) for cost in costs)
+    return _added_up((record.host, record.span) for record in records)
 
 
-def occupancy(costs: Sequence[parts.Cost]) -> FullDataset:
-    """Return the busy seconds of each machine, added up, and those of each device; None with a reason if unknown.
+def occupancy(records: Sequence[parts.Record]) -> FullDataset:
+    """Return the busy seconds of each machine, added up, and those of each device.
 
     Workers that share a GPU, or the cores of a machine, are on one device. Clocks of two machines are not compared.
     """
-    if any(cost.host is None for cost in costs):
-        reason = "parts of an earlier version do not tell on which machine and device they were predicted"
-        return {"machine_time_s": None, "device_time_s": None, "machine_time_reason": reason}
-    spans = [(cost, cost.span) for cost in costs]
     return {
-        "machine_time_s": _added_up((cost.host, span) for cost, span in spans),
-        "device_time_s": _added_up(((cost.host, cost.device_id), span) for cost, span in spans),
+        "machine_time_s": elapsed_seconds(records),
+        "device_time_s": _added_up(((record.host, record.device_id), record.span) for record in records),
         "machine_time_reason": None,
     }
 

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from boundby import files
 from boundby.cli import typed
@@ -20,8 +20,7 @@ OF_THE_MACHINE = ("device", "device_name", "arithmetic", "versions")  # fields o
 GUARD = 4.0  # as in `same`: twice what can flip a label, and that twice
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True):
     """A range of positions in the evaluated rows, `stop` excluded.
 
     `offset` is the byte of the dataset where its first row begins; `rows_sha256` a hash of its row ids,
@@ -42,8 +41,7 @@ class Shard:
         return self.stop - self.start
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """What is evaluated with what: task, rows, model, tokenizer, and the machine. Nothing here was measured.
 
     Of `dataset_rows` rows those are evaluated that come first in the order of `sample_seed`; every row where it is
@@ -74,20 +72,19 @@ class Identity:
     versions: dict[str, str | None]
 
 
-@dataclass(frozen=True)
-class Converted:
+class Converted(msgspec.Struct, frozen=True):
     """A model that was converted for another library: the library's version and a hash of the files."""
 
     version: str
     sha256: str
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(msgspec.Struct, frozen=True):
     """What planning has settled, some of it by measuring: it holds for every shard on every worker.
 
     Batches follow from the token lengths of a shard, `batching`, `strategy` and `token_budget`, and nothing else. Rows
-    whose best logit leads by `guard_margin` or less are computed again in float32, alone. With `trim` the last layer
+    whose best logit leads by `guard_margin` or less are computed again in float32, alone. `packs`: texts may be packed,
+    else they are sorted by length and padded. With `trim` the last layer
     computes the tokens alone that the head reads; with `compile` the layers are compiled. `converted` is the model of
     another library, if one computes; `precision` is then the key of its engine. `model_dtype` is that in which a worker
     loads the model, `dtype` that in which it computes.
@@ -96,6 +93,7 @@ class Choices:
     token_budget: int
     batching: str
     strategy: str
+    packs: bool
     trim: bool
     compile: bool
     max_length: int
@@ -107,8 +105,7 @@ class Choices:
     converted: Converted | None = None
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """Tokens per batch, why so many, and the seconds that the same texts took by budget (None: not measured)."""
 
     token_budget: int
@@ -116,8 +113,7 @@ class Budget:
     seconds: dict[str, float] | None = None
 
 
-@dataclass(frozen=True)
-class Compilation:
+class Compilation(msgspec.Struct, frozen=True):
     """Whether the layers are compiled, and why; None: not measured.
 
     `compile_s` is what each process needs first. The other seconds are the least that the same texts took.
@@ -136,8 +132,7 @@ class Compilation:
         return margin + GUARD * (difference or 0.0)
 
 
-@dataclass(frozen=True)
-class EngineChoice:
+class EngineChoice(msgspec.Struct, frozen=True):
     """Which engine computes, None: ours; why; and what was measured: seconds to convert, times as fast as ours."""
 
     name: str | None
@@ -149,8 +144,7 @@ class EngineChoice:
     won_back_after_texts: int | None = None
 
 
-@dataclass(frozen=True)
-class Reasons:
+class Reasons(msgspec.Struct, frozen=True):
     """Why the choices are what they are; `exactness` compares labels with those of float32, None: not measured.
 
     `engine` is None where none was asked for or is installed.
@@ -166,8 +160,7 @@ class Reasons:
     labels_doubt: str | None = None  # where too few of them are those of float32
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(msgspec.Struct, frozen=True):
     """Where the plan's inputs lay when it was made; a copy elsewhere gives the same result."""
 
     dataset: str
@@ -176,8 +169,7 @@ class Places:
     converted: str | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, dict=True):
     """Everything a prediction depends on, and why its choices are what they are.
 
     `attempt` is set where the evaluations that a store held before were moved aside, and is another one each time: a
@@ -196,13 +188,15 @@ class Plan:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what the result depends on; every part carries it, so it is computed once and not per shard."""
-        parts = [asdict(self.identity), asdict(self.choices), [asdict(shard) for shard in self.shards]]
+        parts = msgspec.to_builtins([self.identity, self.choices, self.shards])
         return files.sha256_of([*parts, *self.check_offsets, *([self.attempt] if self.attempt else [])])
 
 
 def save(plan: Plan, folder: EvaluationFolder) -> None:
     """Write the plan with its fingerprint."""
-    files.write_json(folder.plan, {"schema_version": SCHEMA_VERSION, "fingerprint": plan.fingerprint, **asdict(plan)})
+    files.write_json(
+        folder.plan, {"schema_version": SCHEMA_VERSION, "fingerprint": plan.fingerprint, **msgspec.to_builtins(plan)}
+    )
 
 
 def load(folder: EvaluationFolder) -> Plan:
@@ -235,7 +229,7 @@ def decoded(content: bytes, place: str) -> Plan:
 
 def differences(planned: Identity, wanted: Identity) -> list[str]:
     """Return what a plan was made for and what is wanted now, one text for each field that differs."""
-    return list(_differing("", asdict(planned), asdict(wanted)))
+    return list(_differing("", structs.asdict(planned), structs.asdict(wanted)))
 
 
 def require_same(plan: Plan, wanted: Identity, folder: EvaluationFolder) -> None:

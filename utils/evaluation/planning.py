@@ -152,7 +152,7 @@ def make(  # noqa: PLR0913, PLR0917  (what to plan, and what is known of it)
     whole_s = token_s * extremes.tokens
     sample = rows.first_rows(dataset, shards, SAMPLE_ROWS)
     chosen = _precision(wanted, loaded, predictor, (sample, check_texts), (whole_s, extremes.tokens), known)
-    if chosen.options.precision != options.precision:
+    if (chosen.options.precision, chosen.options.packs) != (options.precision, options.packs):
         predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
         token_s = tuning.seconds_per_token(predictor, texts)  # what the rest of the plan costs and saves is in this one
         whole_s = token_s * extremes.tokens
@@ -174,6 +174,7 @@ def make(  # noqa: PLR0913, PLR0917  (what to plan, and what is known of it)
         token_budget=budget.token_budget,
         batching=BATCHING,
         strategy=predictor.strategy,
+        packs=predictor.options.packs,
         trim=predictor.trim,
         compile=compiled.on,
         max_length=max_length,

@@ -26,8 +26,7 @@ from boundby.sampler import DeviceLostError
 from utils.artifacts import EvaluationFolder
 from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
 from utils.evaluation import plan as plans
-from utils.evaluation.executors import Executor
-from utils.evaluation.shards import Receipt, ShardPredictor
+from utils.evaluation.shards import Executor, Receipt, ShardPredictor
 from utils.evaluation.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,13 +98,13 @@ class Worker:
         return done
 
 
-def on_ray(demand: Demand, note: Callable[[str], None]) -> Executor:
+def on_ray(plan_path: Path, demand: Demand, note: Callable[[str], None]) -> Executor:
     """Return an executor with workers on Ray, which may come and go; `note` is told of troubles.
 
     Raises EnvironmentLacksError when Ray is not installed, not there, or has no GPU for a plan that needs one.
     """
 
-    def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
+    def execute(pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
         made = plans.load(EvaluationFolder(plan_path.parent))
         needs = Needs.of(made, demand)
         with _connected(needs, demand.workers or 1) as ray:

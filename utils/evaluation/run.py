@@ -4,12 +4,14 @@ import functools
 import os
 import re
 import shutil
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import structs
+
 from boundby import ceilings, files
-from boundby.device import host_threads, is_gpu, release_memory
+from boundby.device import host_threads, is_gpu, pick_device, release_memory, runtime
 from boundby.inference.engines import ENGINES
 from utils import tasks
 from utils.artifacts import EvaluationFolder, set_aside
@@ -17,11 +19,11 @@ from utils.cli import Run
 from utils.data import DataReceipt
 from utils.document import FullDataset
 from utils.errors import InputError
-from utils.evaluation import engines, executors, planning
+from utils.evaluation import engines, planning
 from utils.evaluation import plan as plans
 from utils.evaluation.finalize import finalize
 from utils.evaluation.ray_engine import Demand, on_ray
-from utils.evaluation.shards import CLAIMED_S, Receipt, ShardPredictor
+from utils.evaluation.shards import CLAIMED_S, Executor, Receipt, ShardPredictor
 from utils.evaluation.storage import Storage, mirrored
 from utils.evaluation.tuning import Known
 from utils.locks import held
@@ -87,7 +89,7 @@ def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity, known: Known | N
             known = known or Known(functools.cache(lambda: _limits(run, loaded)))
             made = planning.make(wanted, run.layout.dataset, loaded, _workers(run), shelf, known)
             engines.tidy(shelf, Path(made.places.converted) if made.places.converted else None)
-            made = replace(made, attempt=store.attempt() if store else None)
+            made = structs.replace(made, attempt=store.attempt() if store else None)
             plans.save(made, folder)
         if store and made.choices.converted:
             raise InputError(
@@ -113,7 +115,7 @@ def planned(run: Run, wanted: plans.Identity, *, computes: bool) -> plans.Plan:
     folder = _shared_folder(run)
     made = plans.load(folder)
     if not computes or run.config.evaluation.engine == "ray":
-        wanted = replace(wanted, **{name: getattr(made.identity, name) for name in plans.OF_THE_MACHINE})
+        wanted = structs.replace(wanted, **{name: getattr(made.identity, name) for name in plans.OF_THE_MACHINE})
     plans.require_same(made, wanted, folder)
     return made
 
@@ -121,19 +123,18 @@ def planned(run: Run, wanted: plans.Identity, *, computes: bool) -> plans.Plan:
 def predict(run: Run, made: plans.Plan, shards: str | None = None, loaded: LoadedModel | None = None) -> None:
     """Predict the shards of the plan, or those that `shards`, such as "0/4", leaves to this runner, as far as missing.
 
-    With one worker it uses `loaded`, or loads the model here; more workers are processes with a model of their own.
+    Here it uses `loaded`, or loads the model; workers of Ray have a model of their own.
     """
     chosen = _share(len(made.shards), shards)
-    workers = _workers(run)
     with host_threads(made.choices.threads_per_worker):
-        executor = _executor(run, made, workers, loaded)
+        executor = _executor(run, made, loaded)
         total = sum(made.shards[shard].rows for shard in chosen)
         with run.progress(total, "evaluation") as progress:
             done = _Pace(tasks.of(made.identity.task))
             left = chosen
             for wait_for_others in (False, True):  # what another runner has claimed comes last
                 claimed = []
-                for receipt in executor(_folder(run).plan, left, wait_for_others):
+                for receipt in executor(left, wait_for_others):
                     if receipt.status == "claimed":
                         claimed.append(receipt.shard)
                     else:
@@ -176,27 +177,20 @@ class _Pace:
         return f"{self._task.pace(self._correct, self._rows)}{rate}"
 
 
-def _executor(run: Run, made: plans.Plan, workers: int, loaded: LoadedModel | None) -> executors.Executor:
-    settings, trusted = run.config.evaluation, run.args.trust_remote_code
+def _executor(run: Run, made: plans.Plan, loaded: LoadedModel | None) -> Executor:
+    settings, folder, store = run.config.evaluation, _folder(run), _store(run)
+    trusted = run.args.trust_remote_code
     if settings.engine == "ray":
-        demand = Demand(settings.workers, settings.gpus_per_worker, settings.storage, trusted)
-        return on_ray(demand, run.note)
-    executor = _local_executor(run, made, workers, loaded)
-    store = _store(run)
-    return mirrored(executor, store) if store else executor
-
-
-def _local_executor(run: Run, made: plans.Plan, workers: int, loaded: LoadedModel | None) -> executors.Executor:
-    device, trusted = run.config.model.device, run.args.trust_remote_code
-    if workers > 1:
         if loaded is not None and is_gpu(loaded.device):  # a worker on that GPU has a model of its own
             loaded.model.to("cpu")
             release_memory(loaded.device)
-        return executors.local(workers, device, run.note, trust_remote_code=trusted)
-    folder = _folder(run)
+        demand = Demand(settings.workers, settings.gpus_per_worker, settings.storage, trusted)
+        return on_ray(folder.plan, demand, run.note)
     if loaded is not None:
-        return executors.in_process(ShardPredictor(made, folder, loaded))
-    return executors.in_process(ShardPredictor.open(folder.plan, device, trust_remote_code=trusted))
+        predictor = ShardPredictor(made, folder, loaded)
+    else:
+        predictor = ShardPredictor.open(folder.plan, run.config.model.device, trust_remote_code=trusted)
+    return mirrored(predictor.predict_shards, folder, store) if store else predictor.predict_shards
 
 
 def _why_anew(folder: EvaluationFolder, wanted: plans.Identity) -> str | None:
@@ -222,8 +216,12 @@ def _share(shards: int, share: str | None) -> list[int]:
 def _workers(run: Run) -> int:
     """Return how many workers share this machine, or one like it."""
     settings = run.config.evaluation
-    of_a_cluster = settings.engine == "ray" and "RAY_ADDRESS" in os.environ
-    return (None if of_a_cluster else settings.workers) or executors.local_workers(run.config.model.device)
+    if settings.engine == "local":
+        return 1
+    if settings.workers and "RAY_ADDRESS" not in os.environ:
+        return settings.workers
+    device = pick_device(run.config.model.device)
+    return runtime(device).device_count() if is_gpu(device) else 1
 
 
 def described(made: plans.Plan) -> str:
@@ -254,7 +252,7 @@ def told(run: Run, made: plans.Plan) -> dict[str, Any]:
         "texts": made.identity.rows,
         "parts": len(made.shards),
         "parts_done": done,
-        **asdict(made.choices),
+        **msgspec.to_builtins(made.choices),
     }
 
 

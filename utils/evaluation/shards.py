@@ -6,12 +6,13 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
+from msgspec import structs
 
 from boundby.device import pick_device, release_memory, uuid_of
 from boundby.environment import host_id
@@ -42,7 +43,9 @@ class Receipt:
     sha256: str | None = None
 
 
-Tell = Callable[[Receipt], object]
+# From the ids of shards to a receipt for each, in any order. With True, a shard that another runner has claimed is
+# waited for instead of skipped. A shard may be run twice: its commit makes that harmless.
+Executor = Callable[[Sequence[int], bool], Iterator[Receipt]]
 
 
 class ShardPredictor:
@@ -60,6 +63,7 @@ class ShardPredictor:
             precision=choices.precision,
             token_budget=choices.token_budget,
             guard_margin=choices.guard_margin,
+            packs=choices.packs,
             trim=choices.trim,
             compile=choices.compile,
         )
@@ -109,25 +113,23 @@ class ShardPredictor:
         One that another runner has claimed is left to it; with `wait`, until that runner is done or dead. A runner
         that cannot see the claim predicts the same bytes.
         """
-        return next(self._predict([shard_id], wait, None))
+        return next(self._predict([shard_id], wait))
 
-    def predict_shards(
-        self, shard_ids: Iterable[int], wait: bool = False, tell: Tell | None = None
-    ) -> Iterator[Receipt]:
+    def predict_shards(self, shard_ids: Iterable[int], wait: bool = False) -> Iterator[Receipt]:
         """Yield a receipt for each shard, as `predict_shard` does; on a GPU the next is tokenized meanwhile.
 
-        `shard_ids` is then read ahead. A shard that needs no work gets its receipt when there is one that does, or at
-        the end; with `tell`, which is called with the receipt instead, at once. With `wait` one comes after another.
+        A shard that needs no work gets its receipt when there is one that does, or at the end. With `wait` one comes
+        after another.
         """
         if wait:  # for a claim while holding another: that could be for ever
             return (self.predict_shard(shard, wait=True) for shard in shard_ids)
-        return self._predict(shard_ids, False, tell)
+        return self._predict(shard_ids, False)
 
-    def _predict(self, shard_ids: Iterable[int], wait: bool, tell: Tell | None) -> Iterator[Receipt]:
+    def _predict(self, shard_ids: Iterable[int], wait: bool) -> Iterator[Receipt]:
         settled: deque[Receipt] = deque()
         begun: deque[_Begun] = deque()
         with contextlib.ExitStack() as claims:
-            texts = self._texts(self._begin(shard_ids, wait, tell or settled.append, claims), begun)
+            texts = self._texts(self._begin(shard_ids, wait, settled, claims), begun)
             meter = MemoryMeter(self._predictor.device)
             meter.start()
             for prediction in _explained(self._predictor.predict_each(texts), begun):
@@ -138,21 +140,21 @@ class ShardPredictor:
             yield from settled
 
     def _begin(
-        self, shard_ids: Iterable[int], wait: bool, tell: Tell, claims: contextlib.ExitStack
+        self, shard_ids: Iterable[int], wait: bool, settled: deque[Receipt], claims: contextlib.ExitStack
     ) -> Iterator["_Begun"]:
-        """Yield the shards that are neither finished nor claimed elsewhere, each claimed; tell of the others."""
+        """Yield the shards that are neither finished nor claimed elsewhere, each claimed; the others are `settled`."""
         for shard_id in shard_ids:
             shard = self.plan.shards[shard_id]
             claim = claims.enter_context(contextlib.ExitStack())
             if not claim.enter_context(_claimed(self.folder.claims / f"{shard_id:05d}.lock", wait)):
-                tell(Receipt(shard_id, "claimed"))
+                settled.append(Receipt(shard_id, "claimed"))
                 continue
             part = parts.load(self.folder, self.plan, shard)
             if part is None:
                 yield _Begun(shard, rows.read(self._dataset, shard, self._positions), claim)
             else:
                 claim.close()
-                tell(_receipt(self._task, part, "kept", 0.0))
+                settled.append(_receipt(self._task, part, "kept", 0.0))
 
     def _texts(self, shards: Iterable["_Begun"], begun: deque["_Begun"]) -> Iterator[Sequence[str]]:
         for each in shards:
@@ -162,38 +164,34 @@ class ShardPredictor:
     def _commit(self, begun: "_Begun", prediction: Prediction, meter: MemoryMeter) -> Receipt:
         prediction, out_of_memory = self._unhalved(begun, prediction)
         seconds, memory = prediction.seconds, meter.stop()
-        facts = parts.Facts(
+        table = self._task.table(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
+        content = parts.encode(table)
+        record = parts.Record(
             plan=self.plan.fingerprint,
             shard=begun.shard.id,
+            part_sha256=parts.sha256(content),
+            texts_sha256=begun.rows.texts_sha256,
             tokens=int(prediction.lengths.sum()),
             truncated=prediction.truncated,
             computed_texts=prediction.computed_texts,
             useful_tokens=prediction.useful_tokens,
             computed_tokens=prediction.computed_tokens,
             guarded_texts=prediction.guarded_texts,
-            texts_sha256=begun.rows.texts_sha256,
-            lengths_sha256=parts.lengths_sha256(prediction.lengths),
-        )
-        cost = parts.Cost(
-            plan=facts.plan,
-            shard=facts.shard,
-            started_unix_s=time.time() - seconds.total_s,
+            started_s=time.monotonic() - seconds.total_s,
             seconds=seconds.total_s,
             phases_s={name: getattr(seconds, f"{name}_s") for name in ("tokenize", "transfer", "compute", "wait")},
+            host=host_id(),
             device=str(self._predictor.device),
+            device_id=uuid_of(self._predictor.device) or str(self._predictor.device),
             device_peak_bytes=memory.device_peak_allocated_bytes,
             process_peak_bytes=memory.process_peak_bytes,
             memory_reasons=memory.reasons,
             out_of_memory=out_of_memory,
-            host=host_id(),
-            device_id=uuid_of(self._predictor.device) or str(self._predictor.device),
-            started_s=time.monotonic() - seconds.total_s,
         )
         planning.require_planned_model(self.plan, self._model)  # mapped: who writes into the file changes them here
-        table = self._task.table(begun.rows.row_ids, begun.rows.labels, prediction.lengths, prediction.logits)
-        part = parts.commit(table, facts, cost, self.folder)
+        parts.commit(content, record, self.folder)
         begun.claim.close()
-        return _receipt(self._task, part, "predicted", cost.seconds)
+        return _receipt(self._task, parts.Part(table, record), "predicted", record.seconds)
 
     def _unhalved(self, begun: "_Begun", prediction: Prediction) -> tuple[Prediction, int]:
         """Return the prediction in the planned batches, and how often memory ran out on the way.
@@ -226,7 +224,7 @@ class _Begun:
 
 def _require_planned_machine(made: plan.Plan, device: torch.device) -> None:
     """Raise InputError where bytes may differ from those of the planning machine: by processor, packages or code."""
-    found = plan.differences(made.identity, replace(made.identity, **planning.machine(device)))
+    found = plan.differences(made.identity, structs.replace(made.identity, **planning.machine(device)))
     if found:
         raise InputError(
             f"{platform.node()} is not such a machine as was planned for: {'; '.join(found)}. Workers need the "
@@ -240,7 +238,8 @@ def _way(strategy: str, trim: bool, compiled: bool) -> str:
 
 
 def _receipt(task: Any, part: parts.Part, status: Literal["predicted", "kept"], seconds: float) -> Receipt:
-    return Receipt(part.facts.shard, status, part.table.num_rows, task.hits(part.table), seconds, part.sha256)
+    record = part.record
+    return Receipt(record.shard, status, part.table.num_rows, task.hits(part.table), seconds, record.part_sha256)
 
 
 def _explained(predictions: Iterator[Prediction], begun: deque[_Begun]) -> Iterator[Prediction]:

@@ -10,10 +10,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock
+from msgspec import structs
 
 from boundby import files
 from utils import contents
@@ -22,8 +22,7 @@ from utils.credentials import without
 from utils.errors import EnvironmentLacksError, InputError
 from utils.evaluation import plan as plans
 from utils.evaluation import planning
-from utils.evaluation.executors import Executor
-from utils.evaluation.shards import Receipt
+from utils.evaluation.shards import Executor, Receipt
 from utils.model_source import model_files
 
 FETCHED_S = 3600.0  # that another worker's copying is waited for at most; Ray tries again elsewhere after that
@@ -118,7 +117,7 @@ class Storage:
             folder = EvaluationFolder(place / f"evaluation-{made.fingerprint[:16]}")
             if not folder.plan.exists():
                 places = self._fetched(made, folder.path)
-                plans.save(replace(made, places=places), folder)  # last: where it is, the copies are
+                plans.save(structs.replace(made, places=places), folder)  # last: where it is, the copies are
         return folder.plan
 
     def pull(self, folder: EvaluationFolder, shards: Sequence[int]) -> set[int]:
@@ -154,7 +153,7 @@ class Storage:
         wanted = made.identity.dataset_sha256, (made.identity.model_sha256, made.identity.tokenizer_sha256)
         if (files.sha256(folder / dataset), planning.model_hashes(folder / model)) != wanted:
             raise InputError(f"{self.url}: dataset or model there are not those of the plan; plan again with --anew")
-        return replace(made.places, dataset=str(folder / dataset), model=str(folder / model))
+        return structs.replace(made.places, dataset=str(folder / dataset), model=str(folder / model))
 
     def _get(self, paths: Mapping[str, Path]) -> set[str]:
         """Copy those of the named files to their paths that are there; return their names."""
@@ -234,13 +233,12 @@ class Storage:
         return f"{self._root.rstrip('/')}/{name}"
 
 
-def mirrored(executor: Executor, store: Storage) -> Executor:
-    """Return `executor` with its folder kept like the store: what the store has is done, what gets done goes there."""
+def mirrored(executor: Executor, folder: EvaluationFolder, store: Storage) -> Executor:
+    """Return `executor` with `folder` kept like the store: what the store has is done, what gets done goes there."""
 
-    def execute(plan_path: Path, pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
-        folder = EvaluationFolder(plan_path.parent)
+    def execute(pending: Sequence[int], wait_for_others: bool) -> Iterator[Receipt]:
         pulled = store.pull(folder, pending)
-        for receipt in executor(plan_path, pending, wait_for_others):
+        for receipt in executor(pending, wait_for_others):
             store.push(folder, receipt, pulled)
             yield receipt
 

@@ -22,7 +22,6 @@ NAMED = {
     PRODUCTS: ("mm", "addmm", "linear", "_linear_pointwise", "_mkl_linear", "qlinear_pointwise"),
     ATTENTION: (
         "scaled_dot_product",
-        "attention",
         "_varlen_attn",
         "_efficient_attention_forward",
         "bmm",
@@ -34,7 +33,7 @@ NAMED = {
     "copies": ("copy_", "clone", "cat", "index", "index_select", "embedding", "gather", "stack"),
 }
 # What an eight-bit product does to its inputs and results, in programs that have one.
-EIGHT_BITS = ("mul", "round_", "clamp_", "_to_copy", "bitwise_xor_", "rounded")
+EIGHT_BITS = ("mul", "round_", "clamp_", "_to_copy", "bitwise_xor_")
 ROUNDS, MOST_ROUNDS = 3, 15
 PASSES = 2 * (ROUNDS + 1) + 2  # of each variant, with the recording and its first run
 SHARE = 0.1  # of the time that is left

@@ -37,9 +37,9 @@ from utils import models
 from utils.config import Model
 from utils.config import Variants as Settings
 from utils.errors import InputError, PipelineError, lacking
+from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle
 from utils.model_source import ModelSource, fetch, model_files
 from utils.models import LoadedModel
-from utils.variants.engines import ENGINE_S, EngineFailed, EngineProcess, obstacle
 from utils.variants.recommendation import Kind
 
 RefusalKind = Literal[
