@@ -26,11 +26,11 @@ from typing import Any
 
 from boundby.cli import COMMANDS, IS_INSTALLED, typed
 from boundby.formatting import minutes
-from utils import streams
-from utils.credentials import REMOVED, Parser, without
+from utils.command import streams
+from utils.command.credentials import REMOVED, Parser, without
 
 ROOT = Path(__file__).resolve().parent
-STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps.toml").read_text(encoding="utf-8"))
+STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps" / "steps.toml").read_text(encoding="utf-8"))
 UNSOUND = "some points failed or the profile has faults"
 WORDS = {file: word for word, (file, _) in COMMANDS.items()}  # of the command, by the file that they run
 OFFLINE_DEFAULT = typed("run", "--config", "configs/quickstart.yaml")
@@ -47,7 +47,7 @@ PASSED_ON = {
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 DONE, FAILED, LACKING, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 3, 4, 130, 143
 EXIT_CODE_VARIABLE = "BOUNDBY_EXIT_CODE"  # for the command of --then
-LEFT_VARIABLE = "BOUNDBY_RUN_LEFT"  # as utils/estimate.py reads it
+LEFT_VARIABLE = "BOUNDBY_RUN_LEFT"  # as utils/steps/estimate.py reads it
 OF_THE_RUN = "BOUNDBY_RUN_"  # variables that mean this run alone
 STDERR = 2
 
@@ -328,7 +328,7 @@ def dry_run(steps: Sequence[str], args: argparse.Namespace) -> int:
     command = [
         sys.executable,
         "-m",
-        "utils.dry_run",
+        "utils.report.dry_run",
         *steps,
         "--",
         *step_arguments(args),

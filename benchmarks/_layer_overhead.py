@@ -137,7 +137,7 @@ def prepared(name: str) -> tuple[Any, Run]:
     import torch
     import transformers
 
-    from utils.layers import models
+    from utils.tracing.layers import models
 
     case = CASES[name]
     if name == "small modules":

@@ -80,9 +80,9 @@ def by_ours(path: str) -> None:
     gc.disable()
     from boundby.trace import Trace, analyze, read_trace
     from boundby.trace.operator_table import by_name
-    from utils import cli  # noqa: F401  (the script loads it too, and the whole process is what is timed)
-    from utils.trace_analysis import text
-    from utils.trace_analysis.traces import Examination, Examined
+    from utils.command import cli  # noqa: F401  (the script loads it too, and the whole process is what is timed)
+    from utils.tracing import trace_text as text
+    from utils.tracing.traces import Examination, Examined
 
     def analyse(trace: Trace) -> list[str]:
         analysis = analyze(trace)

@@ -43,9 +43,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from boundby import ceilings, environment, files
-from boundby.ceilings import Ceilings
-from boundby.device import has_bfloat16_products
+from boundby import files
 from boundby.inference import (
     PRECISIONS,
     Precision,
@@ -61,10 +59,13 @@ from boundby.inference import (
 )
 from boundby.inference.engines import ENGINES, MOST_CALIBRATION
 from boundby.inference.precision import calibrate
-from boundby.roofline import Interval, OperatorLoad, attribute
+from boundby.machine import ceilings, environment
+from boundby.machine.ceilings import Ceilings
+from boundby.machine.device import has_bfloat16_products
 from boundby.work import count
+from boundby.work.roofline import Interval, OperatorLoad, attribute
 from utils.evaluation.engine_process import EngineFailed, EngineProcess
-from utils.model_source import ModelSource
+from utils.models.source import ModelSource
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "build" / "benchmark-evaluation"

@@ -24,14 +24,14 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from boundby import ceilings, environment
-from boundby.bench import Bench
-from boundby.bottleneck import Call, Machine, bottleneck
+from boundby.bound.bench import Bench
+from boundby.bound.bottleneck import Call, Machine, bottleneck
+from boundby.bound.replay import Lengths
+from boundby.bound.trials import Candidate, Made
+from boundby.bound.verdict import Fix, Trial, Verdict
 from boundby.inference import Tokens, collate, fixes, forward
-from boundby.replay import Lengths
-from boundby.timer import Work
-from boundby.trials import Candidate, Made
-from boundby.verdict import Fix, Trial, Verdict
+from boundby.machine import ceilings, environment
+from boundby.timing.timer import Work
 
 ROOT = Path(__file__).resolve().parents[1]
 MINILM = ROOT.parent / "shared" / "models" / "minilm-banking77"

@@ -4,6 +4,8 @@ import math
 import shlex
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 WIDTH = 100
 LONGEST_NAME = 70  # characters of a name somebody else chose
@@ -128,3 +130,22 @@ def spread(percent: float) -> str:
 def quantity(value: float | None, unit: str, reason: object = None) -> str:
     """Return the value with its unit, or that it is unknown and why."""
     return unknown(reason) if value is None else f"{number(value)} {unit}".rstrip()
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Takes the place of a value, with the reason why there is none; false, like None."""
+
+    reason: str
+
+    def __bool__(self) -> Literal[False]:
+        """Return False, so that `if value` tells whether there is one."""
+        return False
+
+
+def known(value: T | Missing) -> T | None:
+    """Return the value, or None where there is none."""
+    return None if isinstance(value, Missing) else value

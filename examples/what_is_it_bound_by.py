@@ -11,10 +11,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
-from boundby.bench import Bench
-from boundby.bottleneck import Call, Machine, bottleneck
-from boundby.ceilings import measure
-from boundby.device import pick_device
+from boundby.bound.bench import Bench
+from boundby.bound.bottleneck import Call, Machine, bottleneck
+from boundby.machine.ceilings import measure
+from boundby.machine.device import pick_device
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -30,9 +30,10 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
     cli.require_action(run.args, shards="run", anew="plan")
-    from utils import data, models
+    from utils import data
     from utils.evaluation import planning
     from utils.evaluation import run as evaluation
+    from utils.models import loading as models
 
     source = models.locate(run.config.model, run.layout.dataset.parent)
     wanted = planning.identity(run.config, data.check_receipt(run.config, run.layout, source), source)
@@ -57,7 +58,7 @@ def main(run: cli.Run) -> int:
         evaluation.predict(run, made, run.args.shards)
         run.give(lambda: {"action": "run", "shards": run.args.shards, **evaluation.told(run, made)})
         return cli.DONE
-    from utils.baseline import console_evaluation
+    from utils.baseline.sweep import console_evaluation
 
     found = evaluation.conclude(run, made)
     lines = console_evaluation(found, made.identity.task)

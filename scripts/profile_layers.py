@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 SMALLER = "lower --batch-size, --sequence-length or --new-tokens, use --dtype bfloat16"
-SETTINGS = cli.Settings("utils.layers", "LayerSettings", cli.ROOT / "configs" / "layers.yaml", SMALLER)
+SETTINGS = cli.Settings("utils.tracing.layers", "LayerSettings", cli.ROOT / "configs" / "layers.yaml", SMALLER)
 FLAGS = {  # flag: setting, what it is
     "--num-samples": ("measurement.num_samples", "runs with probes, and as many without"),
     "--batch-size": ("measurement.batch_size", "samples per run"),
@@ -42,7 +42,7 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments, SETTINGS)
 def main(run: cli.Run) -> int:
     from boundby import files
-    from utils.layers import profiling
+    from utils.tracing.layers import profiling
 
     report, dashboard = profiling.profile_as_set(run.config, run.note, trust_remote_code=run.args.trust_remote_code)
     run.give(

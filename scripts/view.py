@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from boundby.cli import typed
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
     from boundby import files
-    from utils.errors import InputError
+    from utils.command.errors import InputError
 
     folder = Path(run.args.run or run.layout.results)
     layout = replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name)

@@ -1,18 +1,18 @@
-"""Rows of a sweep with what `utils.diagnosis` adds: work, share of the ceilings, and a verdict that `judge` made."""
+"""Rows of a sweep with what `utils.baseline.diagnosis` adds: work, share of the ceilings, and a verdict that `judge` made."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.judgement import Evidence, Forward, Times, judge
-from boundby.known import Missing
-from boundby.roofline import Interval, OperatorLoad
-from boundby.trials import FASTER_PRODUCTS
-from boundby.verdict import Fix, Gain, Trial, Tried, doubts_of
-from utils.columns import Finding
-from utils.optimal import MEASURED
+from boundby.bound.judgement import Evidence, Forward, Times, judge
+from boundby.bound.trials import FASTER_PRODUCTS
+from boundby.bound.verdict import Fix, Gain, Trial, Tried, doubts_of
+from boundby.formatting import Missing
+from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.work.roofline import Interval, OperatorLoad
+from utils.baseline.columns import Finding
+from utils.baseline.optimum import MEASURED
 
 GIGA, TERA, MB = 1e9, 1e12, 1e6
 UNCHANGED = (0.87, 1.15)

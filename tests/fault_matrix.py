@@ -30,7 +30,7 @@ from typing import Any
 from boundby import files
 from tests import evaluation_workplace as workplace
 from tests.injection import Ended, Fault, faults, in_child
-from utils import cli
+from utils.command import cli
 
 SMALL_SHARD = 8  # rows, so that a small dataset has several shards
 LIGHT = ("writers", "a step", "a step anew")
@@ -212,9 +212,11 @@ def preload() -> None:
     import sklearn.metrics  # noqa: F401
     import transformers.models.bert.modeling_bert  # noqa: F401
 
-    from boundby import bench, bottleneck, ceilings
-    from utils import baseline, tracing  # noqa: F401
+    from boundby.bound import bench, bottleneck
+    from boundby.machine import ceilings
+    from utils.baseline import sweep as baseline
     from utils.evaluation import planning, run  # noqa: F401
+    from utils.tracing import capture as tracing  # noqa: F401
 
     planning.SHARD_ROWS["cpu"] = SMALL_SHARD
     bottleneck.ROUND_S, bench.REPLAY_S = 0.001, 0.1  # what is found is of no interest here

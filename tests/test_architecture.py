@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("boundby", "utils", "scripts", "tests", "setup", "examples", "benchmarks")
 TORCH_FREE = (
-    "boundby.files", "boundby.stats", "boundby.sweep", "boundby.trace", "boundby.trace.memory",
-    "boundby.trace.operator_table", "boundby.formatting", "boundby.timer", "boundby.environment", "boundby.sampler",
-    "boundby.compare", "boundby.disturbance", "boundby.energy", "boundby.patches", "boundby.judgement",
-    "boundby.card", "boundby.roofline", "boundby.verdict", "boundby.split", "boundby.prediction",
+    "boundby.files", "boundby.timing.stats", "boundby.timing.rounds", "boundby.trace", "boundby.trace.memory",
+    "boundby.trace.operator_table", "boundby.formatting", "boundby.timing.timer", "boundby.machine.environment", "boundby.machine.sampler",
+    "boundby.timing.compare", "boundby.machine.disturbance", "boundby.machine.energy", "boundby.capture.patches", "boundby.bound.judgement",
+    "boundby.bound.card", "boundby.work.roofline", "boundby.bound.verdict", "boundby.bound.split", "boundby.bound.prediction",
     "boundby.layers.records", "boundby.layers.ranking", "boundby.layers.report", "boundby.layers.dashboard",
-    "boundby.webpage", "boundby.partition", "boundby.training",
+    "boundby.layers.webpage", "boundby.partition", "boundby.training",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "sklearn", "datasets", "pyarrow", "numpy")
 LONGEST_SCRIPT = 80
@@ -59,7 +59,7 @@ def test_packages_import_only_downwards():
     loaded = "import sys, run_pipeline; print([name for name in sys.modules if name.startswith(('utils.', 'boundby'))])"
     found = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True)
     assert sorted(ast.literal_eval(found.stdout)) == [
-        "boundby", "boundby.cli", "boundby.formatting", "utils.credentials", "utils.streams"
+        "boundby", "boundby.cli", "boundby.formatting", "utils.command.credentials", "utils.command.streams"
     ]  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_arithmetic_modules_cost_no_torch(module):
 
 def test_the_analysis_of_a_trace_loads_no_scipy():
     """It took 0.14 of the 0.44 s in which a trace of 60,000 events was read and judged."""
-    code = "import sys, boundby.trace, utils.trace_analysis.text; sys.exit('scipy' in sys.modules)"
+    code = "import sys, boundby.trace, utils.tracing.trace_text; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -107,11 +107,20 @@ def test_help_says_what_there_is_and_loads_nothing_heavy(script, said):
     assert done.stdout.rstrip().endswith("\n[]") and said in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("module", ["utils.cli", "utils.steps", "utils.dry_run", "utils.yaml_settings", "utils.config"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "utils.command.cli",
+        "utils.steps.steps",
+        "utils.report.dry_run",
+        "utils.settings.yaml_file",
+        "utils.settings.schema",
+    ],
+)
 def test_what_a_dry_run_needs_is_light(module):
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    allowed = ["numpy"] if module in ("utils.steps", "utils.dry_run") else []
+    allowed = ["numpy"] if module in ("utils.steps.steps", "utils.report.dry_run") else []
     assert [name for name in ast.literal_eval(found.stdout) if name not in allowed] == [], found.stderr
 
 
@@ -129,7 +138,10 @@ def test_no_file_is_a_junk_drawer():
 
 def test_only_files_writes_in_the_library_and_the_pipeline():
     """`open(..., "w")`, `write_text` and their kin stand in `boundby/files.py` alone; the log handler appends."""
-    allowed = {ROOT / "boundby" / "files.py", ROOT / "boundby" / "memory.py"}  # memory writes to /proc/self/clear_refs
+    allowed = {
+        ROOT / "boundby" / "files.py",
+        ROOT / "boundby" / "machine" / "memory.py",
+    }  # memory writes to /proc/self/clear_refs
     for path in set(python_files("boundby", "utils", "scripts")) - allowed:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -182,11 +194,11 @@ def test_no_file_or_package_closes_a_circle():
 
 # Where a model is run, and its errors do not end everything.
 GOES_ON_AFTER_ERRORS = (
-    "boundby/replay.py", "boundby/trials.py", "boundby/bottleneck.py", "boundby/device_time.py",
+    "boundby/bound/replay.py", "boundby/bound/trials.py", "boundby/bound/bottleneck.py", "boundby/bound/device_time.py",
     "boundby/inference/selfcheck.py", "boundby/inference/planning.py", "boundby/inference/predictor.py",
     "boundby/layers/passes.py",
-    "boundby/layers/engine.py", "boundby/layers/probes.py", "boundby/training/fixes.py", "utils/profiler.py",
-    "utils/diagnosis.py", "utils/memory.py", "utils/models.py", "utils/baseline.py", "utils/tracing.py",
+    "boundby/layers/engine.py", "boundby/layers/probes.py", "boundby/training/fixes.py", "utils/baseline/inference.py",
+    "utils/baseline/diagnosis.py", "utils/baseline/memory.py", "utils/models/loading.py", "utils/baseline/sweep.py", "utils/tracing/capture.py",
     "utils/variants/rounds.py", "utils/variants/operators.py", "utils/variants/comparison.py",
 )  # fmt: skip
 OF_ANY_MODEL = ("Exception", "BaseException", "RuntimeError", "CANNOT_RUN")
@@ -211,11 +223,11 @@ def test_nothing_carries_on_with_a_gpu_that_is_lost(name):
 
 
 def test_few_places_know_the_name_of_a_device():
-    """Another vendor's GPU needs `boundby/device.py` and `boundby/sampler.py`; all else asks what a device can do."""
+    """Another vendor's GPU needs `boundby/machine/device.py` and `boundby/machine/sampler.py`; all else asks what a device can do."""
     name = re.compile(
         r"""\b(type|device|kind)["')\]]*\s*(==|!=|(not )?in)\s*[("'{\[]+\s*["']?(cuda|cpu|mps|xpu|hip)\b"""
     )
-    homes = {ROOT / "boundby" / "device.py", ROOT / "boundby" / "sampler.py"}
+    homes = {ROOT / "boundby" / "machine" / "device.py", ROOT / "boundby" / "machine" / "sampler.py"}
     branches = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in python_files("boundby", "utils", "scripts")

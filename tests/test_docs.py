@@ -153,10 +153,10 @@ def test_the_code_that_runs_and_simulates_a_plan_does_so(tmp_path, monkeypatch, 
 
 
 def test_every_metrics_column_is_explained():
-    from utils.columns import explained
+    from utils.baseline.columns import explained
 
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert page == explained(page), "write what `utils.columns.explained` returns to docs/metrics.md"
+    assert page == explained(page), "write what `utils.baseline.columns.explained` returns to docs/metrics.md"
 
 
 def test_runner_help_names_every_step():

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from boundby.capture.manifest import MAX_TRACE_MB, CaptureManifest, CaptureOptions, Cycle
-from boundby.remarks import Remark
+from boundby.capture.remarks import Remark
 
 if TYPE_CHECKING:
     from boundby.capture.engine import capture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from boundby.remarks import Remark
+from boundby.capture.remarks import Remark
 
 SCHEMA_VERSION = 1
 

@@ -13,8 +13,8 @@ import torch.profiler
 from boundby.capture.engine import Engine, completed
 from boundby.capture.export import Naming, check_suffix, naming_of_process
 from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record
+from boundby.capture.remarks import summary
 from boundby.capture.schedule import NEVER, Content, Schedule
-from boundby.remarks import summary
 from boundby.trace import MAX_JSON_BYTES
 
 NO_ESTIMATE = "a size is known from the second cycle without stacks on"

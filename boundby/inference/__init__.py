@@ -11,7 +11,6 @@ allows. `choose_precision` measures what it may compute in, `search_token_budget
     prediction = predictor.predict(texts)  # .logits [rows, labels] float32, in the order of the texts
 """
 
-from boundby.compile_cache import compile_obstacle
 from boundby.inference.batches import (
     TOKENIZER_CHUNK,
     Batch,
@@ -37,6 +36,7 @@ from boundby.inference.predictor import Prediction, Predictor, PredictorOptions,
 from boundby.inference.reference import ExactnessReport, compare_logits, margins, one_by_one, require_classifier
 from boundby.inference.rotary import rotary_of
 from boundby.inference.selfcheck import Refusal, SelfCheck
+from boundby.machine.compile_cache import compile_obstacle
 
 __all__ = [
     "PRECISIONS",

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from boundby.compile_cache import COMPILE_OPTIONS, use_private_cache
-from boundby.device import has_bfloat16_products, is_gpu, is_host
 from boundby.inference import last_layer, packing
 from boundby.inference.batches import Tokens, collate, on_device, packs, token_budget_batches
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
 from boundby.inference.rotary import Rotary, rotary_of
+from boundby.machine.compile_cache import COMPILE_OPTIONS, use_private_cache
+from boundby.machine.device import has_bfloat16_products, is_gpu, is_host
 
 HALF = (torch.bfloat16, torch.float16)
 BACKEND = "inductor"

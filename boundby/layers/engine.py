@@ -20,14 +20,14 @@ from msgspec import structs
 from torch import nn
 
 from boundby import files
-from boundby.attention_mask import unread
 from boundby.layers import report as reports
 from boundby.layers.measurement import Instruments, Subject, instruments_for, measure
 from boundby.layers.passes import tensors_in
 from boundby.layers.probes import Targets, find_targets
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import Report
-from boundby.roofline import Limits
+from boundby.work.attention_mask import unread
+from boundby.work.roofline import Limits
 
 WARMUP_RUNS, PROFILE_RUNS = 10, 50
 logger = logging.getLogger("boundby.layers")

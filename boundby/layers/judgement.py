@@ -6,11 +6,11 @@ from statistics import fmean, median
 
 import numpy as np
 
-from boundby.judgement import LATE_HOST, Forward, Times, judge
+from boundby.bound.judgement import LATE_HOST, Forward, Times, judge
+from boundby.bound.verdict import Bound
 from boundby.layers.records import Coverage, CoverageStatus
-from boundby.roofline import Interval, Limits, OperatorLoad
-from boundby.stats import Summary, least_samples, summarize
-from boundby.verdict import Bound
+from boundby.timing.stats import Summary, least_samples, summarize
+from boundby.work.roofline import Interval, Limits, OperatorLoad
 
 PASS = (0.97, 1.03)  # of the un-instrumented time
 WARN = (0.90, 1.10)
@@ -67,7 +67,7 @@ def is_launch_bound(host_self_s: float, device_self_s: float) -> bool:
 def summarize_runs(samples: Sequence[float]) -> Summary:
     """Return the summary of one value per run, with the 95th percentile from 20 runs on.
 
-    `boundby.stats` asks for 59; below that the profile as a whole says how far p95 can be trusted (`p95_doubt`).
+    `boundby.timing.stats` asks for 59; below that the profile as a whole says how far p95 can be trusted (`p95_doubt`).
     """
     summary = summarize(samples)
     if summary.p95 is not None or summary.n < LEAST_FOR_P95:
@@ -76,7 +76,7 @@ def summarize_runs(samples: Sequence[float]) -> Summary:
 
 
 def p95_doubt(num_runs: int) -> str | None:
-    """Return how far a 95th percentile of so many runs can be trusted; None where `boundby.stats` has no objection."""
+    """Return how far a 95th percentile of so many runs can be trusted; None where `boundby.timing.stats` has no objection."""
     enough = least_samples(0.95)
     if num_runs >= enough:
         return None

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from boundby.roofline import Limits
-from boundby.stats import Summary
-from boundby.verdict import Bound
+from boundby.bound.verdict import Bound
+from boundby.timing.stats import Summary
+from boundby.work.roofline import Limits
 
 CoverageStatus = Literal["pass", "warn", "not representative"]
 PREFILL, DECODE = "prefill", "decode"  # the passes of a text that is generated (`boundby.layers.generation`)

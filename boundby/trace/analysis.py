@@ -20,7 +20,7 @@ from boundby.trace.kernels import (
     launch_stats,
     slowest_launch,
 )
-from boundby.trace.links import KINDS, Links, host_collectives, kinds_of_work, links
+from boundby.trace.linking import KINDS, Links, host_collectives, kinds_of_work, links
 from boundby.trace.memory import MemoryUse, memory_use
 from boundby.trace.operators import (
     AnnotationStat,
@@ -34,7 +34,7 @@ from boundby.trace.operators import (
 )
 from boundby.trace.removal import HOST_CAUSES, Playback
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.window import Window, window, without_excluded
+from boundby.trace.windows import Window, window, without_excluded
 
 HOST_KIND = "operators"
 MOST_SPANS = 400  # of the timeline: more are not told apart in a picture

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from boundby.trace.kernels import LaunchStats
-from boundby.trace.links import Links
+from boundby.trace.linking import Links
 from boundby.trace.table import ABSENT, HOST_CATEGORIES, LAUNCH_CATEGORIES, PYTHON_FRAME, Trace
-from boundby.trace.window import Window
+from boundby.trace.windows import Window
 
 # Of five healthy traces at most 3.7 % of the launching calls were without work; they ran into the end of the trace.
 LOST_WORK, MUCH_LOST_WORK = 0.05, 0.3

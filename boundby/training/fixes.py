@@ -16,23 +16,25 @@ from typing import Any
 import psutil
 import torch
 
-from boundby.bench import Bench
-from boundby.compile_cache import COMPILE_OPTIONS, compile_obstacle, use_private_cache
-from boundby.device import is_gpu, raise_if_lost
-from boundby.disturbance import Watch, usable_cpus
-from boundby.roofline import Interval
-from boundby.stats import estimate
-from boundby.timer import Timer
+from boundby.bound.bench import Bench
+from boundby.bound.trials import Candidate, Made, try_out
+from boundby.bound.verdict import Fix, Gain, Tried, Untried
+from boundby.machine.compile_cache import COMPILE_OPTIONS, compile_obstacle, use_private_cache
+from boundby.machine.device import is_gpu, raise_if_lost
+from boundby.machine.disturbance import Watch, usable_cpus
+from boundby.timing.stats import estimate
+from boundby.timing.timer import Timer
 from boundby.training import stages
 from boundby.training.judgement import LARGEST
-from boundby.trials import Candidate, Made, try_out
-from boundby.verdict import Fix, Gain, Tried, Untried
+from boundby.work.roofline import Interval
 
 WORK = "forward and backward"
 PARTS = {"worker_processes": stages.DATA, "pin_memory": stages.H2D, "fused_optimizer": stages.OPTIMIZER}
 MOST_WORKERS = 2
 AHEAD = 2  # batches that each worker makes before they are asked for, as is the default of a DataLoader
-PART_ERROR = 0.10  # of the factor of a part timed alone, as of a forward's (`boundby.prediction`), on its logarithm
+PART_ERROR = (
+    0.10  # of the factor of a part timed alone, as of a forward's (`boundby.bound.prediction`), on its logarithm
+)
 REST_ERROR = 0.03  # of the step around the part
 ROUNDS, LOADED = 5, 3  # to tell the parts of a step, and what workers take
 PART_BLOCKS, LEAST_BLOCKS, BLOCK = 15, 5, 5  # calls of a part with and without a fix, in turn

@@ -14,9 +14,10 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from boundby.compare import judge, paired
+from boundby.bound.judgement import LATE_HOST, MOST_UNEXPLAINED
+from boundby.bound.verdict import LEAST_GAIN, OF_STAGES, Bound, Confidence, Doubt, Fix, Gain, Verdict
 from boundby.formatting import percent
-from boundby.judgement import LATE_HOST, MOST_UNEXPLAINED
+from boundby.timing.compare import judge, paired
 from boundby.training import stages
 from boundby.training.records import StageTimes
 from boundby.training.steps import (
@@ -33,7 +34,6 @@ from boundby.training.steps import (
     step_table,
     windows,
 )
-from boundby.verdict import LEAST_GAIN, OF_STAGES, Bound, Confidence, Doubt, Fix, Gain, Verdict
 
 # Work of the host beside the training leaves the machine idle: of the words for bounds `under_utilised` says so.
 # The waits of collectives are stages only in loops that name them.

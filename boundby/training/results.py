@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from boundby import files
-from boundby.environment import host_id
+from boundby.bound.verdict import Verdict
 from boundby.files import SILENT_S
 from boundby.formatting import NOTHING, number, table
+from boundby.machine.environment import host_id
 from boundby.trace import Analysis, analyze, read_trace
 from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.reader import ranks_in, read_head, read_stage_times
 from boundby.training.records import SCHEMA_VERSION, Kind, StageTimes, Statistics, Status
 from boundby.training.store import DOCUMENT, LOG, file_name
-from boundby.verdict import Verdict
 
 if TYPE_CHECKING:
     from boundby.capture import CaptureManifest, Cycle

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit
 
-from boundby.compare import independent
-from boundby.stats import CONFIDENCE, WIDENING
+from boundby.bound.verdict import Bound
+from boundby.timing.compare import independent
+from boundby.timing.stats import CONFIDENCE, WIDENING
 from boundby.training.records import ABSENT, UNUSUAL, StageTimes
-from boundby.verdict import Bound
 
 IN_NO_STAGE = "(in no stage)"
 NS_PER_S = 1e9

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from boundby.roofline import OperatorLoad, Shapes
 from boundby.work import operators
+from boundby.work.roofline import OperatorLoad, Shapes
 
 Owner = TypeVar("Owner", bound=Hashable)
 

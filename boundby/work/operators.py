@@ -17,7 +17,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from boundby.roofline import OperatorLoad, Shapes
+from boundby.work.roofline import OperatorLoad, Shapes
 
 Access = tuple[torch.Tensor, int]  # a tensor, and how many of its bytes are read or written
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boundby import bottleneck as module
-from boundby.bench import Bench
-from boundby.bottleneck import Call, Machine, bottleneck, counted_quietly, loads
-from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.judgement import Evidence
-from boundby.roofline import Interval
-from boundby.stats import estimate
-from boundby.timer import Timer
-from boundby.trials import Candidate, Made
-from boundby.verdict import Doubt, Fix, Gain, Verdict
+from boundby.bound import bottleneck as module
+from boundby.bound.bench import Bench
+from boundby.bound.bottleneck import Call, Machine, bottleneck, counted_quietly, loads
+from boundby.bound.judgement import Evidence
+from boundby.bound.trials import Candidate, Made
+from boundby.bound.verdict import Doubt, Fix, Gain, Verdict
+from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.timing.stats import estimate
+from boundby.timing.timer import Timer
 from boundby.work import count
+from boundby.work.roofline import Interval
 from tests.fakes import FakeClock, FakeThreads, FakeWatch, QueuedDevice
 
 FORWARD_S = 2.0**-4

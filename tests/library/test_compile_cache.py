@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from boundby import compile_cache
-from boundby.compile_cache import TORCH, TRITON, use_private_cache
 from boundby.inference import strategies
+from boundby.machine import compile_cache
+from boundby.machine.compile_cache import TORCH, TRITON, use_private_cache
 from boundby.training import fixes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from boundby.bench import Bench
+from boundby.bound.bench import Bench
+from boundby.bound.trials import Candidate, try_out
+from boundby.bound.verdict import Untried
 from boundby.inference import Tokens, collate, fixes, forward
-from boundby.timer import Timer
-from boundby.trials import Candidate, try_out
-from boundby.verdict import Untried
+from boundby.timing.timer import Timer
 from tests.fakes import FakeClock
 
 transformers = pytest.importorskip("transformers")

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from boundby.layers.ranking import blocks, by_self_time
 from boundby.layers.records import LayerProfile, ModelProfile
-from boundby.stats import summarize
+from boundby.timing.stats import summarize
 from tests.layer_profiles import layer, model_profile
 
 

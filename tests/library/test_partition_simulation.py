@@ -9,7 +9,7 @@ from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Partiti
 from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Measured, StageTimes, TransferTimes, compare
 from boundby.partition.simulation import simulate
 from boundby.partition.solver import Objective
-from boundby.stats import summarize
+from boundby.timing.stats import summarize
 from tests import partition_cases as cases
 from tests.partition_cases import plan_of, random_case, shared_case
 

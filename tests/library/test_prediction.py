@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from boundby.known import Missing
-from boundby.prediction import GROUP_DISPATCHES, ONE_ROUND_ERROR, Batches, predictions
-from boundby.roofline import Interval, Limits, OperatorLoad
-from boundby.split import Cut, Replay, ReplayedOperator, ShapeTime, Variant, split
-from boundby.verdict import Fix, Gain
+from boundby.bound.prediction import GROUP_DISPATCHES, ONE_ROUND_ERROR, Batches, predictions
+from boundby.bound.split import Cut, Replay, ReplayedOperator, ShapeTime, Variant, split
+from boundby.bound.verdict import Fix, Gain
+from boundby.formatting import Missing
+from boundby.work.roofline import Interval, Limits, OperatorLoad
 
 LIMITS = Limits(Interval.exact(2.0**10), ((2**40, Interval.exact(2.0**8)),), Interval.exact(2.0**-6))
 PRODUCT = ReplayedOperator(

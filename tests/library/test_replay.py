@@ -11,15 +11,15 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import register_flop_formula
 
-from boundby.bench import Bench
-from boundby.known import Missing
-from boundby.recording import program, record
-from boundby.replay import Lengths, Setting, replay
-from boundby.roofline import Interval
-from boundby.sampler import DeviceLostError
-from boundby.timer import QUEUE_DEPTH, Timer
-from boundby.verdict import Fix
+from boundby.bound.bench import Bench
+from boundby.bound.recording import program, record
+from boundby.bound.replay import Lengths, Setting, replay
+from boundby.bound.verdict import Fix
+from boundby.formatting import Missing
+from boundby.machine.sampler import DeviceLostError
+from boundby.timing.timer import QUEUE_DEPTH, Timer
 from boundby.work.operators import tensors_in
+from boundby.work.roofline import Interval
 from tests.fakes import FakeClock, FakeWatch, QueuedDevice
 
 HALF = Fix("dtype", {"dtype": "bfloat16"})
@@ -266,7 +266,7 @@ def test_an_operator_that_loses_the_gpu_ends_the_replay(machine, monkeypatch, wh
         yield
 
     if which == "alone":
-        monkeypatch.setattr("boundby.replay._Replayer._alone", loses)
+        monkeypatch.setattr("boundby.bound.replay._Replayer._alone", loses)
     settings = [Setting(THREADS, entered=losing)] if which == "setting" else []
     with pytest.raises(DeviceLostError, match="device-side assert"):
         replayed(model(torch.ones(4, 8), WEIGHTS), settings=settings)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from boundby.bound.trace_judgement import judge_trace
 from boundby.trace import NotATrace, Trace, analyze, read_trace, source
-from boundby.trace.judgement import judge_trace
-from boundby.trace.links import by_process
+from boundby.trace.linking import by_process
 from tests.traces import analysis_of, call, event, step, work, write
 
 EVENTS = [step(1, 0, 100), event("aten::mm", 1, 8), call(2, 1, 70), work(10, 20, 70), call(40, 1, 71), work(60, 20, 71)]

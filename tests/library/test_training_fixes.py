@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from boundby.timer import Timer
+from boundby.timing.timer import Timer
 from boundby.training import fixes
 from boundby.training.fixes import Recipe, try_fixes
 from tests.fakes import FakeClock, FakeWatch

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from boundby import trials
-from boundby.bench import Bench
-from boundby.judgement import IDLE_DEVICE, confirm
-from boundby.roofline import Interval
-from boundby.timer import Timer
-from boundby.trials import Candidate, Made, coarser_products, doubled_batch, fewer_threads, graph_replay, try_out
-from boundby.verdict import Fix, Gain, SameLabels, Trial
+from boundby.bound import trials
+from boundby.bound.bench import Bench
+from boundby.bound.judgement import IDLE_DEVICE, confirm
+from boundby.bound.trials import Candidate, Made, coarser_products, doubled_batch, fewer_threads, graph_replay, try_out
+from boundby.bound.verdict import Fix, Gain, SameLabels, Trial
+from boundby.timing.timer import Timer
+from boundby.work.roofline import Interval
 from tests.fakes import FakeClock, FakeThreads, FakeWatch, QueuedDevice
 
 FORWARD_S = 2.0**-4

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from boundby.judgement import OF_OWNERS, Evidence, Forward, Times, confirm, judge
-from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
-from boundby.split import Split
-from boundby.trials import fewer_threads
-from boundby.verdict import (
+from boundby.bound.judgement import OF_OWNERS, Evidence, Forward, Times, confirm, judge
+from boundby.bound.split import Split
+from boundby.bound.trials import fewer_threads
+from boundby.bound.verdict import (
     Cause,
     Doubt,
     Fix,
@@ -27,6 +26,7 @@ from boundby.verdict import (
     Untried,
     Verdict,
 )
+from boundby.work.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
 from tests.fakes import FakeThreads
 
 MIB = 2**20

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from boundby.recording import record
-from boundby.roofline import OperatorLoad
+from boundby.bound.recording import record
 from boundby.work import (
     TransformerShape,
     UnknownWorkError,
@@ -23,6 +22,7 @@ from boundby.work import (
     transformer_shape,
 )
 from boundby.work.operators import is_composite
+from boundby.work.roofline import OperatorLoad
 from tests.fakes import FakeClock
 
 FLOAT = 4  # bytes

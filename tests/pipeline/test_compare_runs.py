@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from boundby import files
-from boundby.disturbance import Disturbance
+from boundby.machine.disturbance import Disturbance
 from tests import baseline_document
 from tests.injection import Fault, injected
 from tests.monitor_runs import USUAL, times_of, write_run
-from utils import visits
-from utils.artifacts import METRICS_VERSION, EvaluationFolder
+from utils.baseline import rounds as visits
+from utils.baseline.rounds import Timing, Visit
+from utils.command.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import facts
 from utils.comparison.facts import between_dtypes, rounds_of, visits_of
-from utils.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
+from utils.models.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
 from utils.training import comparison
-from utils.visits import Timing, Visit
 
 SPREAD = (1.0, 1.004, 0.996, 1.002, 0.998)  # of five quiet rounds
 LOUD = (1.0, 1.12, 0.9, 1.05, 0.96)
@@ -364,7 +364,7 @@ def test_a_shard_of_another_plan_is_not_taken(tmp_path: Path) -> None:
 
 
 def layout(folder: Path) -> Any:
-    from utils.artifacts import Layout
+    from utils.command.artifacts import Layout
 
     return Layout(folder, folder / "baseline_metrics.json", folder / "detailed_metrics.csv", folder / "val_df.csv")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from utils.config import Config, Targets, read_settings
-from utils.errors import InputError
-from utils.yaml_settings import load
+from utils.command.errors import InputError
+from utils.settings.schema import Config, Targets, read_settings
+from utils.settings.yaml_file import load
 
 ROOT = Path(__file__).resolve().parents[2]
 MINIMAL = "model:\n  name: some/model\ndataset:\n  file: texts.csv\n"

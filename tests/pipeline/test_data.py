@@ -19,12 +19,12 @@ from pyarrow import parquet
 from boundby import files
 from tests.tiny_models import LABELS
 from utils import data
-from utils.artifacts import Layout
-from utils.config import Config, Model
+from utils.command.artifacts import Layout
+from utils.command.errors import InputError
 from utils.data.columns import Wanted, of_cells, of_header
 from utils.data.sources import Row, read_rows
-from utils.errors import InputError
-from utils.model_source import ModelSource, locate
+from utils.models.source import ModelSource, locate
+from utils.settings.schema import Config, Model
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
@@ -336,7 +336,7 @@ def test_memory_stays_bounded_at_370_000_rows(config, model, tmp_path):
     write_source(settings, *((text, source.choice(LABELS)) for text in texts))
     code = (
         "import sys, resource; from tests.pipeline.test_data import *\n"
-        "from utils.config import Config; from utils.model_source import ModelSource\n"
+        "from utils.settings.schema import Config; from utils.models.source import ModelSource\n"
         "settings, folder = Config.model_validate_json(sys.argv[1]), Path(sys.argv[2])\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "receipt = normalise(settings, ModelSource('model', folder, 'folder', None, 'f' * 64))\n"

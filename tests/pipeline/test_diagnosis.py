@@ -11,22 +11,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boundby.bench import Bench as Instruments
-from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.disturbance import Conditions, Disturbance
-from boundby.energy import EnergyMeter, EnergyUse
-from boundby.known import Missing
-from boundby.sampler import DeviceLostError
-from boundby.timer import Timer
-from boundby.verdict import Doubt, Verdict
+from boundby.bound.bench import Bench as Instruments
+from boundby.bound.verdict import Doubt, Verdict
+from boundby.formatting import Missing
+from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.machine.disturbance import Conditions, Disturbance
+from boundby.machine.energy import EnergyMeter, EnergyUse
+from boundby.machine.sampler import DeviceLostError
+from boundby.timing.timer import Timer
 from boundby.work import transformer_flops, transformer_shape
 from tests.fakes import FakeClock, FakeThreads, FakeTokenizer, FakeWatch
-from utils import columns, diagnosis, profiler
-from utils.columns import COLUMNS, NAMES, NOT_DIAGNOSED, Finding
-from utils.diagnosis import DOUBTS_OF_A_VERDICT, Subject, _Case, diagnose
-from utils.profiler import InferenceProfiler
-from utils.selection import Selection
-from utils.visits import Visit
+from utils.baseline import columns, diagnosis
+from utils.baseline import inference as profiler
+from utils.baseline.columns import COLUMNS, NAMES, NOT_DIAGNOSED, Finding
+from utils.baseline.diagnosis import DOUBTS_OF_A_VERDICT, Subject, _Case, diagnose
+from utils.baseline.inference import InferenceProfiler
+from utils.baseline.rounds import Visit
+from utils.baseline.selection import Selection
 
 CPU = torch.device("cpu")
 HIDDEN, LABELS, WORDS = 16, 2, 32
@@ -233,9 +234,9 @@ def test_the_forward_that_a_gpu_replays_as_a_graph_has_a_mask_that_the_host_does
 def test_flops_far_from_the_formula_are_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(EVEN).sweep(4)
     counted = values(bench.finding())["flops_per_batch"]
-    monkeypatch.setattr("utils.diagnosis.transformer_shape", lambda model: "a shape that is known")
+    monkeypatch.setattr("utils.baseline.diagnosis.transformer_shape", lambda model: "a shape that is known")
     for factor, doubts in ((1.04, []), (2.0, ["the counted FLOPs are 0.50 times those of the formula"])):
-        monkeypatch.setattr("utils.diagnosis.transformer_flops", lambda *_, factor=factor: factor * counted)
+        monkeypatch.setattr("utils.baseline.diagnosis.transformer_flops", lambda *_, factor=factor: factor * counted)
         found = [doubt.text[:53] for doubt in bench.finding().verdict.doubts if doubt.kind == "work"]
         assert found == doubts
 

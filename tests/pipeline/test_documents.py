@@ -9,13 +9,14 @@ import pytest
 from boundby import files
 from tests import foreign
 from tests.monitor_runs import write_run
-from utils import steps, visits
-from utils.artifacts import METRICS_VERSION, Layout
-from utils.config import Config
-from utils.document import read_document
-from utils.errors import InputError
-from utils.monitor.runs import Index
-from utils.yaml_settings import load
+from utils.baseline import rounds as visits
+from utils.baseline.document import read_document
+from utils.command.artifacts import METRICS_VERSION, Layout
+from utils.command.errors import InputError
+from utils.settings.schema import Config
+from utils.settings.yaml_file import load
+from utils.steps import steps
+from utils.training.monitor.runs import Index
 
 DEEP = "[" * 100_000
 SHAPES = ["", "null", "[]", "3", '"text"', "{}", '{"a": ', "[null]", "NaN", DEEP, '{"x": ' * 10_000]

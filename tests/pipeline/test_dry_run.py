@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from boundby import bench, ceilings, environment
-from boundby.compare import spread_for_same
-from utils import dry_run, estimate
+from boundby.bound import bench
+from boundby.machine import ceilings, environment
+from boundby.timing.compare import spread_for_same
+from utils.report import dry_run
+from utils.steps import estimate
 
 
 def said(capsys: pytest.CaptureFixture[str], folder: Path, *settings: str) -> str:

@@ -15,9 +15,9 @@ import pytest
 from boundby import files
 from tests.fault_matrix import LIGHT, STORED, three_visits
 from tests.injection import LOST_DATA, LOST_NAMES, Fault, in_child
-from utils import cli
-from utils.errors import InputError
-from utils.locks import held
+from utils.command import cli
+from utils.command.errors import InputError
+from utils.command.locks import held
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = {"whole": "old"}

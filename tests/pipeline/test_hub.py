@@ -18,8 +18,8 @@ from pyarrow import parquet
 
 from tests.fake_hub import COMMIT, FakeHub
 from tests.tiny_models import LABELS, save_bert
-from utils import hub
-from utils.errors import EnvironmentLacksError, InputError
+from utils.command.errors import EnvironmentLacksError, InputError
+from utils.models import hub
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLINE_DEFAULT = "python run_pipeline.py --config configs/quickstart.yaml"

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.monitor_runs import USUAL, Loop, times_of
-from utils.monitor import alerts, contrast
-from utils.monitor.alerts import Unwatched
+from utils.training.monitor import alerts, contrast
+from utils.training.monitor.alerts import Unwatched
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
@@ -163,7 +163,7 @@ def test_every_rule_is_stated_and_each_process_speaks_for_itself():
 
 
 def test_the_rules_need_neither_torch_nor_streamlit():
-    modules = "utils.monitor.alerts, utils.monitor.runs, utils.monitor.contrast"
+    modules = "utils.training.monitor.alerts, utils.training.monitor.runs, utils.training.monitor.contrast"
     code = f"import sys, {modules}; print([name for name in ('torch', 'streamlit', 'pandas') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"
 

@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
 def page(root: str) -> None:
     from pathlib import Path
 
-    from utils.monitor import app
+    from utils.training.monitor import app
 
     app.main(Path(root), 30.0)
 
@@ -132,7 +132,7 @@ def test_a_run_of_another_machine_is_judged_by_what_it_has_written_not_by_its_cl
     for name, written in (("live", now), ("stuck", now - 3600)):
         for path in (tmp_path / name).iterdir():
             os.utime(path, (written, written))
-    monkeypatch.setattr("utils.monitor.app.time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr("utils.training.monitor.app.time", SimpleNamespace(time=lambda: now))
     for name, is_stalled in (("live", False), ("stuck", True)):
         shown = opened(tmp_path, name)
         assert ("Stalled run" in [each.value for each in shown.error]) is is_stalled
@@ -140,7 +140,7 @@ def test_a_run_of_another_machine_is_judged_by_what_it_has_written_not_by_its_cl
 
 
 def test_a_tab_that_fails_says_so_in_one_line(runs, monkeypatch):
-    from utils.monitor import app
+    from utils.training.monitor import app
 
     def fail(shown):
         raise RuntimeError("out of order")

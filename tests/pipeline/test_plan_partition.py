@@ -16,8 +16,9 @@ from boundby.layers.records import ModelProfile
 from boundby.layers.report import write_summary
 from boundby.partition import ExecutionPlanner, Link, VirtualNode
 from tests import layer_profiles as profiles
+from utils.partition import picture as partition
 from utils.partition import planning
-from utils.plots import partition, style
+from utils.report.pictures import style
 
 Command = Callable[..., tuple[int, str, str]]
 WIDEST = 100

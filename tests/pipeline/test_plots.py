@@ -16,7 +16,7 @@ from matplotlib.patches import StepPatch
 
 from boundby.trace import analyze, read_trace
 from boundby.trace.gaps import CAUSES
-from boundby.trace.links import KINDS
+from boundby.trace.linking import KINDS
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests import trace_document as traces
@@ -24,9 +24,8 @@ from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered
 from tests.report_reading import variants as reported_variants
 from tests.traces import GPU_TRACES, REAL_NAMES
-from utils.config import Targets
-from utils.document import with_verdicts
-from utils.plots import (
+from utils.baseline.document import with_verdicts
+from utils.report.pictures import (
     batch_size_comparison,
     calibration,
     confusion,
@@ -38,8 +37,9 @@ from utils.plots import (
     timeline,
     variants,
 )
-from utils.trace_analysis import document
-from utils.trace_analysis.traces import Examination, Examined
+from utils.settings.schema import Targets
+from utils.tracing import trace_document as document
+from utils.tracing.traces import Examination, Examined
 
 NO_TARGETS = Targets(
     latency_per_sample_ms=None,

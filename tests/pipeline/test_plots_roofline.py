@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
-from utils.document import with_verdicts
-from utils.plots import roofline, style
+from utils.baseline.document import with_verdicts
+from utils.report.pictures import roofline, style
 
 
 def cpu(**changes: Any) -> dict[str, Any]:

@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 
 from boundby import __version__, files
+from boundby.bound.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, OF_STAGES, Fix, fix_of_cause
 from boundby.trace import OPERATOR_COLUMNS, op_stats, operator_rows, read_trace
 from boundby.trace.gaps import CAUSES
 from boundby.training.judgement import BOUND_OF_STAGE
-from boundby.verdict import CHANGES, OF_CAUSES, OF_CAUSES_ON_HOST, OF_STAGES, Fix, fix_of_cause
 from tests.traces import call, event, step, work, write
-from utils import dry_run, steps
-from utils.artifacts import Layout
-from utils.trace_analysis import document, traces
+from utils.command.artifacts import Layout
+from utils.report import dry_run
+from utils.steps import steps
+from utils.tracing import trace_document as document
+from utils.tracing import traces
 
 ROOT = Path(__file__).resolve().parents[2]
 AGAIN = "-> make it again: python run_pipeline.py --from 3, with the settings of this run"

@@ -17,12 +17,12 @@ import yaml
 from boundby.layers.report import read_profile
 from tests.fake_hub import FakeHub
 from tests.tiny_models import edit_config, save_bert
-from utils import steps
-from utils.artifacts import Layout
-from utils.config import Config
-from utils.errors import EnvironmentLacksError, InputError
-from utils.layers import LayerSettings, Model, models, profiling
-from utils.yaml_settings import load
+from utils.command.artifacts import Layout
+from utils.command.errors import EnvironmentLacksError, InputError
+from utils.settings.schema import Config
+from utils.settings.yaml_file import load
+from utils.steps import steps
+from utils.tracing.layers import LayerSettings, Model, models, profiling
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {  # of the published weights; classifiers of text have two classes, those of images a thousand
@@ -406,8 +406,8 @@ def test_preset_and_model_together_are_wrong_usage(run):
 FROM_HUB = """
 import os
 from pathlib import Path
-from utils.errors import InputError
-from utils.layers import Model, models
+from utils.command.errors import InputError
+from utils.tracing.layers import Model, models
 
 found = models.prepare(Model(name="org/tiny", device="cpu"))
 print(found.name, type(found.model).__name__)

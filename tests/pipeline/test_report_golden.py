@@ -22,8 +22,8 @@ from tests import predicted_quality as predicted
 from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import POD, REMARKS, Reader, answered, pod, run_in, text, traced, variants
-from utils.config import Targets
 from utils.report.sources import ReportData
+from utils.settings.schema import Targets
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 EXACTNESS = {

@@ -15,7 +15,7 @@ from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered, draw, pod, traced
-from utils.console import printable
+from utils.command.console import printable
 from utils.render import html_page, plain_text
 from utils.render.blocks import (
     Admonition,

@@ -14,11 +14,11 @@ from tests import baseline_document as results
 from tests import layer_profiles as profiles
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import Reader, draw, drawings, run_in, section, text, traced
-from utils.plots import layers as figure_of_layers
-from utils.plots import style
-from utils.plots.style import BOUNDS
 from utils.render import html_page
 from utils.report import assembly, profiling, sources
+from utils.report.pictures import layers as figure_of_layers
+from utils.report.pictures import style
+from utils.report.pictures.style import BOUNDS
 from utils.report.sources import ReportData
 
 HEADING = "Layer by layer"

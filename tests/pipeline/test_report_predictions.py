@@ -8,7 +8,7 @@ from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import pod, section, text
-from utils.ceiling_share import share_of_ceiling
+from utils.baseline.ceiling_share import share_of_ceiling
 from utils.report.sources import ReportData
 
 CLASSES, CONFIDENCE = "Classes and confusions", "Confidence, and the surest mistakes"

@@ -15,7 +15,7 @@ from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import commands, head, run_in, section, text, traced
-from utils.cli import ROOT
+from utils.command.cli import ROOT
 from utils.report import assembly, batch_sizes, sources, summary
 
 ODD_DOCUMENTS = {

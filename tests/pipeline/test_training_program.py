@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from boundby.training import StageTimes, read_stage_times
-from utils.console import Console
+from utils.command.console import Console
 
 TRAIN = """
 import sys, torch

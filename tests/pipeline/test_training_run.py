@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from boundby.roofline import Interval
+from boundby.bound.verdict import Fix, Trial, Tried, Untried
 from boundby.training import read_stage_times
-from boundby.verdict import Fix, Trial, Tried, Untried
+from boundby.work.roofline import Interval
+from utils.settings.yaml_file import load
 from utils.training import loop, tasks
 from utils.training.run import run
 from utils.training.settings import ModelName, TrainingSettings
-from utils.yaml_settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "profile_training.py"

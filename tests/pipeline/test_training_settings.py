@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from boundby import files
+from utils.settings.yaml_file import load
 from utils.training import run as training
 from utils.training import run_folder
 from utils.training.settings import Plan, Training, TrainingSettings, plan_for
-from utils.yaml_settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "profile_training.py"

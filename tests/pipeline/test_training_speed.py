@@ -10,10 +10,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from boundby.capture import Recorder
 from boundby.training import manager
 from tests.fakes import FakeClock
+from utils.settings.yaml_file import load
 from utils.training import run
 from utils.training.progress import Progress
 from utils.training.settings import TrainingSettings
-from utils.yaml_settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S, SLOW_S, PROFILER_S, SETUP_S = 1.0, 4.0, 64.0, 1024.0

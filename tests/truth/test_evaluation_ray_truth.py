@@ -18,7 +18,7 @@ import pytest
 from boundby import files
 from tests import evaluation_workplace as workplace
 from tests import ray_workers, tiny_models
-from utils.artifacts import EvaluationFolder
+from utils.command.artifacts import EvaluationFolder
 from utils.evaluation import planning, ray_engine
 
 pytest.importorskip("ray", reason="Ray is not installed: bash setup_environment.sh --ray")

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from boundby.bench import Bench
-from boundby.bottleneck import Call, Machine, bottleneck
-from boundby.ceilings import Ceilings, measure
-from boundby.disturbance import HostCounters, Watch
-from boundby.stats import summarize
-from boundby.timer import Timer
-from boundby.verdict import Verdict
+from boundby.bound.bench import Bench
+from boundby.bound.bottleneck import Call, Machine, bottleneck
+from boundby.bound.verdict import Verdict
+from boundby.machine.ceilings import Ceilings, measure
+from boundby.machine.disturbance import HostCounters, Watch
+from boundby.timing.stats import summarize
+from boundby.timing.timer import Timer
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(1800)]
 
@@ -153,8 +153,8 @@ def test_a_loaded_core_is_noticed_every_time_and_a_free_one_is_not_blamed() -> N
 
 def test_measuring_changes_what_is_measured_by_less_than_the_half_width_it_reports() -> None:
     """Time forwards bare, and with sampler and watch around them, in turns."""
-    from boundby.sampler import PsutilSource, Sampler
-    from boundby.stats import estimate
+    from boundby.machine.sampler import PsutilSource, Sampler
+    from boundby.timing.stats import estimate
 
     left, right = torch.randn(256, 256), torch.randn(256, 256)
     timer, ratios = Timer(), []

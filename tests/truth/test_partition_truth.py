@@ -19,7 +19,7 @@ import torch
 from boundby import files
 from boundby.layers.engine import ObservabilityEngine
 from boundby.partition import ExecutionPlanner, Link, PartitionPlan, VirtualNode
-from boundby.timer import Timer
+from boundby.timing.timer import Timer
 from tests.layer_models import token_ids
 from utils.partition import planning
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from boundby.bench import Bench
-from boundby.bottleneck import Call, Machine, bottleneck
-from boundby.ceilings import Ceilings, measure
-from boundby.replay import Lengths, replay
-from boundby.split import Replay, Split, split
-from boundby.timer import Timer, Work
-from boundby.verdict import OwnerKind
+from boundby.bound.bench import Bench
+from boundby.bound.bottleneck import Call, Machine, bottleneck
+from boundby.bound.replay import Lengths, replay
+from boundby.bound.split import Replay, Split, split
+from boundby.bound.verdict import OwnerKind
+from boundby.machine.ceilings import Ceilings, measure
+from boundby.timing.timer import Timer, Work
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(1800)]
 

@@ -11,7 +11,8 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 
 from boundby import files
-from boundby.compare import (
+from boundby.machine.disturbance import Disturbance
+from boundby.timing.compare import (
     MINIMUM_EFFECT,
     Comparison,
     Contrast,
@@ -23,13 +24,10 @@ from boundby.compare import (
     rounds_for_same,
     rounds_to_find,
 )
-from boundby.disturbance import Disturbance
-from boundby.stats import estimate, reach
-from boundby.whole_set import Totals
-from utils import steps
-from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
-from utils.columns import Status
-from utils.document import (
+from boundby.timing.stats import estimate, reach
+from boundby.timing.whole_set import Totals
+from utils.baseline.columns import Status
+from utils.baseline.document import (
     Device,
     Document,
     Model,
@@ -39,10 +37,12 @@ from utils.document import (
     Size,
     read_document,
 )
-from utils.document import Row as SweepRow
-from utils.errors import InputError
-from utils.optimal import MEASURED
-from utils.visits import LEAST_ROUNDS, ROUNDS_PER_S, Timing, Visit, throughput_rounds
+from utils.baseline.document import Row as SweepRow
+from utils.baseline.optimum import MEASURED
+from utils.baseline.rounds import LEAST_ROUNDS, ROUNDS_PER_S, Timing, Visit, throughput_rounds
+from utils.command.artifacts import METRICS_VERSION, EvaluationFolder, Layout
+from utils.command.errors import InputError
+from utils.steps import steps
 
 SCHEMA_VERSION = 1
 JUDGED_PARTS = ("config", "code", "versions", "environment")  # of the receipt of step 02

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from boundby import environment, files
-from boundby.device import has_bfloat16_products, is_host
+from boundby import files
 from boundby.inference import (
     PRECISIONS,
     Precision,
@@ -34,13 +33,15 @@ from boundby.inference.engines import (
 )
 from boundby.inference.reference import ExactnessReport
 from boundby.inference.selfcheck import check_rows
-from boundby.roofline import Interval
-from boundby.stats import estimate
-from utils import contents
-from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
+from boundby.machine import environment
+from boundby.machine.device import has_bfloat16_products, is_host
+from boundby.timing.stats import estimate
+from boundby.work.roofline import Interval
+from utils.command import contents
+from utils.command.errors import EnvironmentLacksError, InputError, PipelineError, lacking
 from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
 from utils.evaluation.plan import PLAN_COMMAND, Converted, EngineChoice, Plan
-from utils.models import LoadedModel
+from utils.models.loading import LoadedModel
 
 SHARE = 0.1  # of what an evaluation takes may go into trying engines: so much slower does one get that wins nothing
 PROMISING = ("openvino_int8", "openvino_bfloat16", "openvino", "onnxruntime_int8", "onnxruntime")  # in this order

@@ -9,13 +9,13 @@ import numpy as np
 
 from boundby import files
 from boundby.cli import typed
-from utils import tasks
-from utils.artifacts import EvaluationFolder
-from utils.columns import MB
-from utils.document import FullDataset
-from utils.errors import PipelineError
+from utils.baseline.columns import MB
+from utils.baseline.document import FullDataset
+from utils.command.artifacts import EvaluationFolder
+from utils.command.errors import PipelineError
 from utils.evaluation import parts, rows
 from utils.evaluation.plan import Plan
+from utils.models import tasks
 
 RUN_COMMAND = typed("evaluate", "run")
 CHOICES = ("token_budget", "dtype", "precision", "strategy", "trim", "compile")  # of the plan, that the metrics repeat

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from utils import contents
+from utils.command import contents
+from utils.command.errors import InputError, PipelineError
 from utils.data.normalised import Row, Rows, scan
-from utils.errors import InputError, PipelineError
 from utils.evaluation.plan import Identity, Shard
-from utils.model_source import DOWNLOAD
+from utils.models.source import DOWNLOAD
 
 RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 

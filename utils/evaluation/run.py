@@ -10,15 +10,16 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from boundby import ceilings, files
-from boundby.device import host_threads, is_gpu, pick_device, release_memory, runtime
+from boundby import files
 from boundby.inference.engines import ENGINES
-from utils import tasks
-from utils.artifacts import EvaluationFolder, set_aside
-from utils.cli import Run
+from boundby.machine import ceilings
+from boundby.machine.device import host_threads, is_gpu, pick_device, release_memory, runtime
+from utils.baseline.document import FullDataset
+from utils.command.artifacts import EvaluationFolder, set_aside
+from utils.command.cli import Run
+from utils.command.errors import InputError
+from utils.command.locks import held
 from utils.data import DataReceipt
-from utils.document import FullDataset
-from utils.errors import InputError
 from utils.evaluation import engines, planning
 from utils.evaluation import plan as plans
 from utils.evaluation.finalize import finalize
@@ -26,8 +27,8 @@ from utils.evaluation.ray_engine import Demand, on_ray
 from utils.evaluation.shards import CLAIMED_S, Executor, Receipt, ShardPredictor
 from utils.evaluation.storage import Storage, mirrored
 from utils.evaluation.tuning import Known
-from utils.locks import held
-from utils.models import LoadedModel
+from utils.models import tasks
+from utils.models.loading import LoadedModel
 
 PLANNING_S = 1800.0  # that another planner is waited for at most
 SHARDS = re.compile(r"(\d{1,6})/(\d{1,6})")

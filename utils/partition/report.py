@@ -8,7 +8,7 @@ from boundby.formatting import NOTHING, clean, listed, number, times
 from boundby.partition import Infeasible, PartitionPlan
 from boundby.partition.plan import Alternative, Comparison, Error, Measured, compare
 from boundby.partition.simulation import Simulated
-from utils.errors import InputError
+from utils.command.errors import InputError
 from utils.partition.planning import Planned, Profiles
 from utils.render import plain_text
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
@@ -50,8 +50,8 @@ def of_simulation(file: Planned, simulated: Simulated) -> str:
 
 def draw(path: Path, plan: PartitionPlan, profiles: Profiles) -> None:
     """Replace `path` by the picture of the plan."""
-    from utils.plots import partition
-    from utils.plots.style import Subject, shortened
+    from utils.partition import picture as partition
+    from utils.report.pictures.style import Subject, shortened
 
     about = Subject(shortened(headline(plan), 120), shortened(subject(profiles), 120), is_synthetic=False)
     figure = partition.figure(plan, about)

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from boundby import files
-from boundby.disturbance import usable_cpus
+from boundby.machine.disturbance import usable_cpus
 from boundby.partition.plan import Measured, compare
 from boundby.partition.simulation import Simulated, simulate
-from utils.cli import FAILED
-from utils.errors import EnvironmentLacksError, InputError, PipelineError
+from utils.command.cli import FAILED
+from utils.command.errors import EnvironmentLacksError, InputError, PipelineError
 from utils.partition.planning import Planned
 
 SCHEMA_VERSION = 1
@@ -144,7 +144,7 @@ def _run(file: Planned, requests: int) -> Measured:
 
     from boundby.partition.running import run
     from boundby.partition.stages import CutError
-    from utils.layers import Model, models
+    from utils.tracing.layers import Model, models
 
     torch.manual_seed(SEED)
     planned = file.model

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from boundby import card as cards
 from boundby import files
+from boundby.bound import card as cards
 from boundby.formatting import clean, number
-from utils import steps
-from utils.cli import Run
+from utils.command.cli import Run
 from utils.render import html_page, plain_text
 from utils.render.blocks import Block, CodeBlock, DefinitionList, Details, Document, Heading, OrderedList, Paragraph
 from utils.report import (
@@ -18,7 +17,6 @@ from utils.report import (
     card,
     doubts,
     full_dataset,
-    pictures,
     profiling,
     quality,
     sources,
@@ -26,8 +24,10 @@ from utils.report import (
     variants,
     verdict,
 )
-from utils.report.pictures import Content, Drawing, Folded, drawings, placed
+from utils.report import figures as pictures
+from utils.report.figures import Content, Drawing, Folded, drawings, placed
 from utils.report.sources import ReportData
+from utils.steps import steps
 
 STEP = "04"
 SHOWN_STEPS = 3  # of what to do next

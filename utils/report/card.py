@@ -1,15 +1,16 @@
-"""The card of a run: its facts gathered from what the steps left, for `boundby.card` to put into lines."""
+"""The card of a run: its facts gathered from what the steps left, for `boundby.bound.card` to put into lines."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from boundby import card as cards
-from boundby import environment, files
-from boundby.card import Compared, Facts, Next, Rate
+from boundby import files
+from boundby.bound import card as cards
+from boundby.bound.card import Compared, Facts, Next, Rate
+from boundby.bound.verdict import Verdict
 from boundby.formatting import number
-from boundby.roofline import Interval
-from boundby.verdict import Verdict
-from utils.document import Row
+from boundby.machine import environment
+from boundby.work.roofline import Interval
+from utils.baseline.document import Row
 from utils.report import advice, doubts, variants
 from utils.report.sources import ReportData
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from boundby.formatting import number, quantity, times, unknown
-from utils.document import FullDataset
+from utils.baseline.document import FullDataset
 from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
-from utils.report.pictures import Content, Folded
+from utils.report.figures import Content, Folded
 from utils.report.sources import ReportData
 
 PHASES = {

@@ -3,19 +3,19 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
+from boundby.bound.verdict import ARITHMETIC, OF_CAUSES, Verdict, fix_of_cause, plain
 from boundby.formatting import NOTHING, clean, listed, number, times
 from boundby.layers.ranking import Ranked, blocks, by_self_time
 from boundby.layers.records import ModelProfile
-from boundby.verdict import ARITHMETIC, OF_CAUSES, Verdict, fix_of_cause, plain
-from utils.document import Trace, TracedDevice, TraceSteps
-from utils.plots import layers as layer_bars
-from utils.plots import memory, timeline
-from utils.plots.style import BOUNDS
+from utils.baseline.document import Trace, TracedDevice, TraceSteps
 from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
-from utils.report.pictures import Content, Folded, show
+from utils.report.figures import Content, Folded, show
+from utils.report.pictures import layers as layer_bars
+from utils.report.pictures import memory, timeline
+from utils.report.pictures.style import BOUNDS
 from utils.report.sources import Missing, ReportData
-from utils.trace_analysis import text as trace_text
-from utils.trace_analysis import words
+from utils.tracing import trace_text
+from utils.tracing import trace_words as words
 
 WAITING = "What the machine waited for, in the trace"
 SHOWN_PCT, TELLING_PCT = 0.1, 1.0  # of the window, to be in the table, and to be explained

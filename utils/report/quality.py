@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from boundby.formatting import NOTHING, clean, listed
-from utils.plots import calibration, confusion
+from utils.models.tasks.sequence_classification.calibration import Calibration, Threshold
+from utils.models.tasks.sequence_classification.quality import ClassScore, ConfidentMistake, Quality
 from utils.render.blocks import Block, BulletList, OrderedList, Paragraph, Table
-from utils.report.pictures import Content, Folded, show
+from utils.report.figures import Content, Folded, show
+from utils.report.pictures import calibration, confusion
 from utils.report.sources import Missing, ReportData
-from utils.tasks.sequence_classification.calibration import Calibration, Threshold
-from utils.tasks.sequence_classification.quality import ClassScore, ConfidentMistake, Quality
 
 CLASSES = "Classes and confusions"
 SHOWN = 10

@@ -11,20 +11,14 @@ from typing import Any, NotRequired, TypedDict, TypeVar, cast
 import msgspec
 
 from boundby import files
+from boundby.bound.verdict import Verdict
 from boundby.capture import CaptureManifest
 from boundby.cli import typed
-from boundby.known import Missing
+from boundby.formatting import Missing
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import read_profile
 from boundby.trace import rows_by_name
-from boundby.verdict import Verdict
-from utils import steps, tasks
-from utils.artifacts import METRICS_VERSION, Layout
-from utils.cli import DEFAULT_CONFIG, Run
-from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
-from utils.config import AUTO, DEFAULT_TASK, Config
-from utils.credentials import removed, without
-from utils.document import (
+from utils.baseline.document import (
     Document,
     FullDataset,
     NonNegative,
@@ -39,11 +33,18 @@ from utils.document import (
     read_document,
     shaped,
 )
-from utils.errors import InputError
-from utils.optimal import judge, optimal
-from utils.tasks.sequence_classification import quality as qualities
-from utils.tasks.sequence_classification.quality import Quality
-from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
+from utils.baseline.optimum import judge, optimal
+from utils.command.artifacts import METRICS_VERSION, Layout
+from utils.command.cli import DEFAULT_CONFIG, Run
+from utils.command.credentials import removed, without
+from utils.command.errors import InputError
+from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
+from utils.models import tasks
+from utils.models.tasks.sequence_classification import quality as qualities
+from utils.models.tasks.sequence_classification.quality import Quality
+from utils.settings.schema import AUTO, DEFAULT_TASK, Config
+from utils.steps import steps
+from utils.tracing.trace_document import SCHEMA_VERSION as TRACE_VERSION
 
 OTHER_MODEL = "step 03 was run on another model than the sweep"
 NO_LAYERS = "layers.enabled is false"
@@ -89,7 +90,7 @@ class Hardware(TypedDict):
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that measured: its hardware as `boundby.environment` describes it, and versions of packages."""
+    """The machine that measured: its hardware as `boundby.machine.environment` describes it, and versions of packages."""
 
     hardware: Hardware
     versions: Mapping[str, str | None]

@@ -3,14 +3,14 @@
 import shlex
 from collections.abc import Iterable, Sequence
 
-from boundby.card import factor
+from boundby.bound.card import factor
+from boundby.bound.verdict import Fix
 from boundby.formatting import NOTHING, clean, number, paragraph, table, times
-from boundby.roofline import Interval
-from boundby.verdict import Fix
-from utils.document import Exactness, Span, VariantRow, Variants
-from utils.plots import variants as plot
+from boundby.work.roofline import Interval
+from utils.baseline.document import Exactness, Span, VariantRow, Variants
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
-from utils.report.pictures import Content, Folded, show
+from utils.report.figures import Content, Folded, show
+from utils.report.pictures import variants as plot
 from utils.report.sources import Missing, ReportData
 from utils.variants.reasons import sentence
 

@@ -1,16 +1,16 @@
 """Where the time of a batch goes and what would change it: owners, trials, limits, operators."""
 
-from boundby import card
-from boundby.card import factor
+from boundby.bound import card
+from boundby.bound.card import factor
+from boundby.bound.verdict import Gain, Owner, OwnerKind, Trial, Verdict
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown
-from boundby.verdict import Gain, Owner, OwnerKind, Trial, Verdict
+from utils.baseline.document import Ceilings, Operator, Row
 from utils.comparison import facts
-from utils.document import Ceilings, Operator, Row
-from utils.plots import operators, owners, roofline
 from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
 from utils.report import variants
 from utils.report.advice import LEAST_BOUND
-from utils.report.pictures import Content, Folded, show
+from utils.report.figures import Content, Folded, show
+from utils.report.pictures import operators, owners, roofline
 from utils.report.sources import Missing, ReportData
 
 OWNERS: dict[OwnerKind, str] = {

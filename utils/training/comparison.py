@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from boundby import compare as rounds
 from boundby import files
-from boundby.compare import MINIMUM_EFFECT, Comparison
 from boundby.formatting import NOTHING, number
+from boundby.timing import compare as rounds
+from boundby.timing.compare import MINIMUM_EFFECT, Comparison
 from boundby.training import StageTimes
 from boundby.training.steps import Share, StepTable, share_of, step_table, windows
-from utils.errors import InputError
+from utils.command.errors import InputError
 from utils.render import plain_text
 from utils.render.blocks import Block, Paragraph, Table
 from utils.training import run_folder

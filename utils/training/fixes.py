@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from boundby import files
-from boundby.device import gpu_source, synchronizer
-from boundby.disturbance import HostCounters, Watch
+from boundby.bound.verdict import Trial, Tried
 from boundby.formatting import NOTHING
-from boundby.roofline import Interval
-from boundby.timer import Timer
+from boundby.machine.device import gpu_source, synchronizer
+from boundby.machine.disturbance import HostCounters, Watch
+from boundby.timing.timer import Timer
 from boundby.training.fixes import Recipe, try_fixes
-from boundby.verdict import Trial, Tried
-from utils.errors import InputError
+from boundby.work.roofline import Interval
+from utils.command.errors import InputError
 from utils.render import plain_text
 from utils.render.blocks import Block, Paragraph, Table
 from utils.training import loop, run_folder

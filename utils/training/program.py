@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import boundby.integrations
-from boundby import environment, files
+import boundby.training
+from boundby import files
 from boundby.cli import typed
-from utils.credentials import removed
-from utils.errors import InputError
+from boundby.machine import environment
+from utils.command.credentials import removed
+from utils.command.errors import InputError
 from utils.training import run_folder
 
-STARTUP = Path(boundby.integrations.__file__).parent / "startup"
+STARTUP = Path(boundby.training.__file__).parent / "startup"
 FOLDER_VARIABLE, NOT_RECORDED = "BOUNDBY_RECORD_INTO", "not_recorded.txt"  # as in its sitecustomize.py
 PROGRAM = "program.json"
 NOTHING_SEEN = (

@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from boundby import environment, files
+from boundby import files
+from boundby.machine import environment
 from boundby.training import StageTimes, ranks_in, read_stage_times
 from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.records import UNUSUAL
 from boundby.training.results import NO_STAGES, STAGE_COLUMNS, RunFiles, read_trace_verdict, stage_rows
-from utils.credentials import removed
-from utils.errors import EnvironmentLacksError, InputError
+from utils.command.credentials import removed
+from utils.command.errors import EnvironmentLacksError, InputError
 from utils.render import plain_text
 from utils.render.blocks import Block, Paragraph, Table
 from utils.training.settings import Plan, TrainingSettings

@@ -9,11 +9,11 @@ from functools import partial
 
 import torch
 
+from boundby.bound.recording import Recording, program, record
+from boundby.bound.replay import Instruments, OnDevice, OnHost
 from boundby.capture.session import quiet_kineto
-from boundby.device import device_queue, is_host, naming_loss, raise_if_lost
-from boundby.recording import Recording, program, record
-from boundby.replay import Instruments, OnDevice, OnHost
-from boundby.timer import Timer, Work
+from boundby.machine.device import device_queue, is_host, naming_loss, raise_if_lost
+from boundby.timing.timer import Timer, Work
 from utils.variants.reasons import ATTENTION, BETWEEN, CALLS, OTHER, PRODUCTS, ROUNDING, Operators
 from utils.variants.rounds import Measured
 

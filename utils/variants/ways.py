@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.device import fast_float32_products, has_bfloat16_products, host_threads, is_gpu, is_host
+from boundby.bound.verdict import Fix
 from boundby.inference import (
     PRECISIONS,
     Batch,
@@ -30,16 +30,16 @@ from boundby.inference.engines import ENGINES, LEAST_CALIBRATION, Engine, Librar
 from boundby.inference.fixes import COMPILE_S, SPARE_MEMORY
 from boundby.inference.precision import can_prepare
 from boundby.inference.predictor import HOST_BUDGET
-from boundby.memory import free_bytes
-from boundby.timer import Work
-from boundby.verdict import Fix
-from utils import models
-from utils.config import Model
-from utils.config import Variants as Settings
-from utils.errors import InputError, PipelineError, lacking
+from boundby.machine.device import fast_float32_products, has_bfloat16_products, host_threads, is_gpu, is_host
+from boundby.machine.memory import free_bytes
+from boundby.timing.timer import Work
+from utils.command.errors import InputError, PipelineError, lacking
 from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle
-from utils.model_source import ModelSource, fetch, model_files
-from utils.models import LoadedModel
+from utils.models import loading as models
+from utils.models.loading import LoadedModel
+from utils.models.source import ModelSource, fetch, model_files
+from utils.settings.schema import Model
+from utils.settings.schema import Variants as Settings
 from utils.variants.recommendation import Kind
 
 RefusalKind = Literal[
