@@ -26,8 +26,7 @@ from typing import Any
 
 from boundby.cli import COMMANDS, IS_INSTALLED, typed
 from boundby.formatting import minutes
-from utils.command import streams
-from utils.command.credentials import REMOVED, Parser, without
+from utils.command import REMOVED, Parser, streams, without
 
 ROOT = Path(__file__).resolve().parent
 STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps" / "steps.toml").read_text(encoding="utf-8"))

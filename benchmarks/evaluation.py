@@ -45,6 +45,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from boundby import files
 from boundby.inference import (
+    ENGINES,
+    MOST_CALIBRATION,
     PRECISIONS,
     Precision,
     PrecisionChoice,
@@ -52,20 +54,16 @@ from boundby.inference import (
     Predictor,
     PredictorOptions,
     Sample,
+    calibrate,
     one_by_one,
     search_token_budget,
     tokenize,
     weight_bytes,
 )
-from boundby.inference.engines import ENGINES, MOST_CALIBRATION
-from boundby.inference.precision import calibrate
-from boundby.machine import ceilings, environment
-from boundby.machine.ceilings import Ceilings
-from boundby.machine.device import has_bfloat16_products
-from boundby.work import count
-from boundby.work.roofline import Interval, OperatorLoad, attribute
-from utils.evaluation.engine_process import EngineFailed, EngineProcess
-from utils.models.source import ModelSource
+from boundby.machine import Ceilings, ceilings, environment, has_bfloat16_products
+from boundby.work import Interval, OperatorLoad, attribute, count
+from utils.evaluation import EngineFailed, EngineProcess
+from utils.models import ModelSource
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "build" / "benchmark-evaluation"
@@ -109,8 +107,7 @@ def load_case(name: str, rows: int) -> Case:
 
 def _trained() -> Path:
     """Return the folder of a Qwen2 classifier of 12.8 million parameters whose texts have 129 tokens on average."""
-    from utils.quickstart import cache
-    from utils.quickstart.recipe import Recipe, Schedule, Shape
+    from utils.quickstart import Recipe, Schedule, Shape, cache
 
     shape = Shape(vocabulary=500, hidden=384, intermediate=1024, layers=8, heads=6, initial_std=0.04)
     recipe = Recipe(

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from benchmarks import _attempts, _layer_overhead
 from boundby.machine import environment
-from boundby.timing.stats import Estimate, estimate
+from boundby.timing import Estimate, estimate
 
 HERE = Path(__file__).resolve().parent
 OURS = "probes"

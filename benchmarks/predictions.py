@@ -24,14 +24,10 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from boundby.bound.bench import Bench
-from boundby.bound.bottleneck import Call, Machine, bottleneck
-from boundby.bound.replay import Lengths
-from boundby.bound.trials import Candidate, Made
-from boundby.bound.verdict import Fix, Trial, Verdict
+from boundby.bound import Bench, Call, Candidate, Fix, Lengths, Machine, Made, Trial, Verdict, bottleneck
 from boundby.inference import Tokens, collate, fixes, forward
 from boundby.machine import ceilings, environment
-from boundby.timing.timer import Work
+from boundby.timing import Work
 
 ROOT = Path(__file__).resolve().parents[1]
 MINILM = ROOT.parent / "shared" / "models" / "minilm-banking77"

@@ -11,10 +11,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
-from boundby.bound.bench import Bench
-from boundby.bound.bottleneck import Call, Machine, bottleneck
-from boundby.machine.ceilings import measure
-from boundby.machine.device import pick_device
+from boundby.bound import Bench, Call, Machine, bottleneck
+from boundby.machine import measure, pick_device
 
 
 def main() -> None:

@@ -19,14 +19,12 @@ from utils.command import cli
 @cli.step("01")
 def main(run: cli.Run) -> int:
     from utils import data
-    from utils.models.source import fetch
+    from utils.models import fetch
 
     trust = run.args.trust_remote_code
     model = fetch(run.config.model, run.layout.dataset.parent, trust_remote_code=trust, progress=run.note)
 
-    from utils.models.loading import (
-        token_counter,  # loads torch, which takes seconds: a Hub that is away is told before
-    )
+    from utils.models import token_counter
 
     count_tokens = token_counter(model, trust)
     receipt = data.normalise(run.config, run.layout, model, progress=run.note, count_tokens=count_tokens)

@@ -18,7 +18,7 @@ from utils.command import cli
 def main(run: cli.Run) -> int:
     from utils import data
     from utils.baseline import sweep as baseline
-    from utils.evaluation.run import make_room
+    from utils.evaluation import make_room
     from utils.models import loading as models
 
     source = models.locate(run.config.model, run.layout.dataset.parent)

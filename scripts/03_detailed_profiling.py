@@ -23,12 +23,12 @@ def main(run: cli.Run) -> int:
         run.note("trace.enabled and layers.enabled are false: nothing to record")
         return cli.DONE
 
-    from boundby.machine.device import pick_device
+    from boundby.machine import pick_device
     from utils import data
     from utils.models import loading as models
     from utils.steps import steps
     from utils.tracing import capture as tracing
-    from utils.tracing.layers import profiling as layers
+    from utils.tracing import profiling as layers
 
     source = models.locate(config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(config, run.layout, source)

@@ -29,7 +29,7 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
     from boundby import files
-    from utils.tracing.profile_check import recording, report
+    from utils.tracing import recording, report
 
     args = run.args
     folder = recording.folder_of(run)

@@ -58,7 +58,7 @@ def main(run: cli.Run) -> int:
         evaluation.predict(run, made, run.args.shards)
         run.give(lambda: {"action": "run", "shards": run.args.shards, **evaluation.told(run, made)})
         return cli.DONE
-    from utils.baseline.sweep import console_evaluation
+    from utils.baseline import console_evaluation
 
     found = evaluation.conclude(run, made)
     lines = console_evaluation(found, made.identity.task)

@@ -31,7 +31,7 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, settings=None, serves=True)
 def main(run: cli.Run) -> int:
-    from utils.training.monitor import server
+    from utils.training import server
 
     args = run.args
     server.check(args.runs, args.port, args.stall_after)

@@ -42,7 +42,7 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments, SETTINGS)
 def main(run: cli.Run) -> int:
     from boundby import files
-    from utils.tracing.layers import profiling
+    from utils.tracing import profiling
 
     report, dashboard = profiling.profile_as_set(run.config, run.note, trust_remote_code=run.args.trust_remote_code)
     run.give(

@@ -18,8 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils.command import cli
-from utils.command.errors import InputError
+from utils.command import InputError, cli
 
 SMALLER = "lower training.batch_size and raise training.accumulate_grad_batches"
 SETTINGS = cli.Settings("utils.training.settings", "TrainingSettings", cli.ROOT / "configs" / "training.yaml", SMALLER)

@@ -26,7 +26,7 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
     from boundby import files
-    from utils.command.errors import InputError
+    from utils.command import InputError
 
     folder = Path(run.args.run or run.layout.results)
     layout = replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from boundby.capture.session import quiet_kineto
+from boundby.capture import quiet_kineto
 from boundby.formatting import Missing
-from boundby.timing.timer import Work
+from boundby.timing import Work
 
 # What an operator of torch has in its name, and the name of the backend in `torch.nn.attention.SDPBackend`.
 FLASH = "flash"

@@ -5,10 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from boundby.machine.device import device_queue, gpu_source, release_memory, synchronizer
-from boundby.machine.disturbance import Watch
-from boundby.machine.sampler import Source
-from boundby.timing.timer import DeviceQueue, Timer
+from boundby.machine import Source, Watch, device_queue, gpu_source, release_memory, synchronizer
+from boundby.timing import DeviceQueue, Timer
 
 REPLAY_S = 10.0
 TRIALS_S = 10.0

@@ -21,13 +21,10 @@ from boundby.bound.split import Replay, Split, split
 from boundby.bound.trials import Candidate, coarser_products, fewer_threads, graph_replay, try_out
 from boundby.bound.verdict import Doubt, Fix, Gain, Reference, Verdict
 from boundby.formatting import Missing, first_line
-from boundby.machine.ceilings import Ceilings
-from boundby.machine.device import raise_if_lost
-from boundby.timing.stats import estimate
-from boundby.timing.timer import Clock, WarmUpRule, Work, warm_up
+from boundby.machine import Ceilings, raise_if_lost
+from boundby.timing import Clock, WarmUpRule, Work, estimate, warm_up
+from boundby.work import Interval, Limits, OperatorLoad, count
 from boundby.work import Work as CountedWork
-from boundby.work import count
-from boundby.work.roofline import Interval, Limits, OperatorLoad
 
 ROUNDS = 7
 ROUND_S = 0.05

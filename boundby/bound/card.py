@@ -10,7 +10,7 @@ import msgspec
 
 from boundby.bound.verdict import Bound, Cause, CauseKind, Products, Trial, Verdict
 from boundby.formatting import clean, command_lines, paragraph
-from boundby.work.roofline import Interval
+from boundby.work import Interval
 
 MOST_LINES = 12
 LABEL = 12  # columns

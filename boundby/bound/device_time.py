@@ -16,10 +16,10 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boundby.capture.session import is_another_at_work, quiet_kineto
+from boundby.capture import is_another_at_work, quiet_kineto
 from boundby.formatting import first_line
-from boundby.machine.device import raise_if_lost
-from boundby.timing.timer import CHUNK, MOST_HELD, QUEUE_DEPTH, DeviceQueue, DeviceTime, Timer, Way, Work
+from boundby.machine import raise_if_lost
+from boundby.timing import CHUNK, MOST_HELD, QUEUE_DEPTH, DeviceQueue, DeviceTime, Timer, Way, Work
 from boundby.work import operators
 
 PROBE_BYTES = 64 * 2**20  # which the allocator asks for by itself and gives back as a whole

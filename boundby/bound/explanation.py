@@ -15,11 +15,18 @@ from boundby.bound.bottleneck import Call, Machine, bottleneck
 from boundby.bound.recording import dtype_name
 from boundby.bound.trials import FASTER_PRODUCTS, Candidate, Made
 from boundby.bound.verdict import Fix, Trial, Verdict
-from boundby.machine import environment
-from boundby.machine.ceilings import Ceilings, measure
-from boundby.machine.device import describe, float32_precision, is_host, made_current, pick_device
-from boundby.timing.timer import Work
-from boundby.work.attention_mask import unread
+from boundby.machine import (
+    Ceilings,
+    describe,
+    environment,
+    float32_precision,
+    is_host,
+    made_current,
+    measure,
+    pick_device,
+)
+from boundby.timing import Work
+from boundby.work import unread
 
 LEAST_GAIN = 1.05  # of a fix, for it to be what to do next
 CEILINGS_S = 5.0

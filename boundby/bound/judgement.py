@@ -38,7 +38,7 @@ from boundby.bound.verdict import (
     untested,
 )
 from boundby.formatting import Missing, known
-from boundby.work.roofline import Attribution, Interval, Limits, OperatorLoad, attribute
+from boundby.work import Attribution, Interval, Limits, OperatorLoad, attribute
 
 LATE_HOST = 0.8  # of the device's time to issue the work: trtexec calls that bound by enqueue time
 IDLE_DEVICE = 0.25  # of the time from idle to idle in which the device waited for the host

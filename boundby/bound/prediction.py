@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from boundby.bound.split import Replay, ReplayedOperator, Split
 from boundby.bound.verdict import Fix, Gain
-from boundby.work.roofline import Interval, Limits, least_seconds
+from boundby.work import Interval, Limits, least_seconds
 
 # Half widths of the 90 % intervals, on the logarithm of the time, beside the noise of the rounds.
 RULE_ERRORS = {

@@ -16,9 +16,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from boundby.timing.timer import CHUNK, Work
-from boundby.work import operators
-from boundby.work.roofline import OperatorLoad
+from boundby.timing import CHUNK, Work
+from boundby.work import OperatorLoad, operators
 
 Marked = Callable[[Callable[[], Any], Callable[[], None]], list[tuple[Any, Any]]]
 

@@ -24,10 +24,9 @@ from boundby.bound.recording import Marked, Program, Recording, Step, program, r
 from boundby.bound.split import Cut, CutKind, Replay, ReplayedOperator, ShapeTime, Variant
 from boundby.bound.verdict import Fix
 from boundby.formatting import Missing, first_line
-from boundby.machine.device import raise_if_lost
-from boundby.timing.stats import estimate
-from boundby.timing.timer import CHUNK, Chunked, DeviceQueue, Timer, Work
-from boundby.work.roofline import Interval
+from boundby.machine import raise_if_lost
+from boundby.timing import CHUNK, Chunked, DeviceQueue, Timer, Work, estimate
+from boundby.work import Interval
 
 HOT_SHARE = 0.45  # of the budget for operators alone; the rest is for rounds of the whole forward
 WALKS = 2  # through the program, at which operators are timed alone: a disturbance hits one of them

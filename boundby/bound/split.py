@@ -14,7 +14,7 @@ import msgspec
 
 from boundby.bound.verdict import Fix, Owner, OwnerKind, Products
 from boundby.formatting import Missing
-from boundby.work.roofline import Interval, Limits, OperatorLoad, least_seconds
+from boundby.work import Interval, Limits, OperatorLoad, least_seconds
 
 CutKind = Literal["budget", "failed", "not_replayable"]
 LEAST_KNOWN_SHARE = 0.9  # of an owner's time, to say how much of it is padding

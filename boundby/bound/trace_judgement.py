@@ -8,9 +8,7 @@ import msgspec
 
 from boundby.bound.verdict import Bound, Confidence, Doubt, Fix, Gain, Verdict, fix_of_cause, inconclusive
 from boundby.formatting import percent
-from boundby.trace.analysis import HOST_KIND, Analysis, Breakdown
-from boundby.trace.kernels import least_wait_ns
-from boundby.trace.removal import HOST_CAUSES
+from boundby.trace import HOST_CAUSES, HOST_KIND, Analysis, Breakdown, least_wait_ns
 
 # What each nanosecond of the window counts for. Every cause in which a device waits for the host's own doings is
 # `launch`; the gains tell them apart. Waits between streams and untraced time explain nothing.

@@ -16,13 +16,9 @@ from boundby.bound.bench import Bench
 from boundby.bound.device_time import LEFTOVER, CaptureLeftoverError, captured
 from boundby.bound.verdict import Bound, Doubt, Fix, SameLabels, Trial, Tried, Untried
 from boundby.formatting import first_line
-from boundby.machine.ceilings import matmul_precision
-from boundby.machine.device import host_threads, is_out_of_memory, raise_if_lost
-from boundby.machine.disturbance import changed_clock
-from boundby.machine.sampler import Source
-from boundby.timing.stats import estimate
-from boundby.timing.timer import Timer, Work
-from boundby.work.roofline import Interval
+from boundby.machine import Source, changed_clock, host_threads, is_out_of_memory, matmul_precision, raise_if_lost
+from boundby.timing import Timer, Work, estimate
+from boundby.work import Interval
 
 LEAST_PAIRS, MOST_PAIRS = 5, 15
 LONG_S = 0.1  # of a forward, which needs no call to come back to its setting, and of which fewer pairs will do

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from boundby.formatting import percent, times
-from boundby.work.roofline import Interval
+from boundby.work import Interval
 
 Bound = Literal[
     "compute",

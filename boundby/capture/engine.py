@@ -26,8 +26,8 @@ from boundby.capture.instruments import (
 from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record
 from boundby.capture.schedule import Content, Span
 from boundby.capture.session import Session, Use, activities_on
-from boundby.machine.device import is_gpu, is_sticky, synchronizer
-from boundby.trace.windows import EXCLUDED
+from boundby.machine import is_gpu, is_sticky, synchronizer
+from boundby.trace import EXCLUDED
 
 STACK_STEPS = 1
 STAGE = "stage: "  # in front of the name of the range

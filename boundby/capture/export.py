@@ -15,8 +15,7 @@ import torch
 import torch.profiler
 
 from boundby import files
-from boundby.trace import MAX_JSON_BYTES, Trace, folded_stacks, read_trace, step_count
-from boundby.trace.table import DEVICE_CATEGORIES
+from boundby.trace import DEVICE_CATEGORIES, MAX_JSON_BYTES, Trace, folded_stacks, read_trace, step_count
 
 GZIP_LEVEL = 1  # torch's own .gz export uses 9: 18 times as long for a file a third smaller (a trace of 26 MB)
 

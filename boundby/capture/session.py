@@ -23,7 +23,7 @@ from boundby.capture.manifest import Record
 from boundby.capture.patches import Patches
 from boundby.capture.remarks import summary
 from boundby.capture.schedule import Span
-from boundby.machine.device import is_sticky
+from boundby.machine import is_sticky
 
 WAY_OUT = "two at once would end the process: leave it out to record this"
 AT_WORK = f"another torch profiler is at work, and slows the program; {WAY_OUT}"

@@ -31,8 +31,14 @@ from torch import nn
 
 from boundby.inference import fused
 from boundby.inference.reference import in_dtype
-from boundby.machine.ceilings import matmul_precision
-from boundby.machine.device import fast_float32_products, has_bfloat16_products, has_int8_products, is_gpu, is_host
+from boundby.machine import (
+    fast_float32_products,
+    has_bfloat16_products,
+    has_int8_products,
+    is_gpu,
+    is_host,
+    matmul_precision,
+)
 
 INT8_LARGEST = 127
 LEAST_INPUT = 1e-6  # of a calibrated range

@@ -18,8 +18,7 @@ from boundby.inference.batches import Tokens, collate, on_device, packs, token_b
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
 from boundby.inference.rotary import Rotary, rotary_of
-from boundby.machine.compile_cache import COMPILE_OPTIONS, use_private_cache
-from boundby.machine.device import has_bfloat16_products, is_gpu, is_host
+from boundby.machine import COMPILE_OPTIONS, has_bfloat16_products, is_gpu, is_host, use_private_cache
 
 HALF = (torch.bfloat16, torch.float16)
 BACKEND = "inductor"

@@ -26,8 +26,7 @@ from boundby.layers.passes import tensors_in
 from boundby.layers.probes import Targets, find_targets
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import Report
-from boundby.work.attention_mask import unread
-from boundby.work.roofline import Limits
+from boundby.work import Limits, unread
 
 WARMUP_RUNS, PROFILE_RUNS = 10, 50
 logger = logging.getLogger("boundby.layers")

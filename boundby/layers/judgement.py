@@ -6,11 +6,10 @@ from statistics import fmean, median
 
 import numpy as np
 
-from boundby.bound.judgement import LATE_HOST, Forward, Times, judge
-from boundby.bound.verdict import Bound
+from boundby.bound import LATE_HOST, Bound, Forward, Times, judge
 from boundby.layers.records import Coverage, CoverageStatus
-from boundby.timing.stats import Summary, least_samples, summarize
-from boundby.work.roofline import Interval, Limits, OperatorLoad
+from boundby.timing import Summary, least_samples, summarize
+from boundby.work import Interval, Limits, OperatorLoad
 
 PASS = (0.97, 1.03)  # of the un-instrumented time
 WARN = (0.90, 1.10)

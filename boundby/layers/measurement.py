@@ -40,13 +40,22 @@ from boundby.layers.ranking import label
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import LayerSamples, Report
 from boundby.layers.timing import DeviceMarks, DeviceTimes, HostTimes, corrected, probe_cost_ns, spanning
+from boundby.machine import (
+    CPU_REASON,
+    Allocator,
+    CudaQueue,
+    HostCounters,
+    Watch,
+    environment,
+    gpu_source,
+    is_gpu,
+    is_host,
+    runtime,
+    synchronizer,
+)
 from boundby.machine import device as devices
-from boundby.machine import environment
-from boundby.machine.device import Allocator, CudaQueue, gpu_source, is_gpu, is_host, runtime, synchronizer
-from boundby.machine.disturbance import HostCounters, Watch
-from boundby.machine.memory import CPU_REASON
-from boundby.timing.timer import CHUNK, MOST_HELD, QUEUE_DEPTH
-from boundby.work.roofline import Limits
+from boundby.timing import CHUNK, MOST_HELD, QUEUE_DEPTH
+from boundby.work import Limits
 
 
 class CudaMarks(CudaQueue):

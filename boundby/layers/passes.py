@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from boundby.layers.probes import Call, CallLog, CallTree, Run, Targets, attached, noting_probe
-from boundby.machine.device import Allocator, raise_if_lost
-from boundby.work import UnknownWorkError, count_by
-from boundby.work.roofline import OperatorLoad
+from boundby.machine import Allocator, raise_if_lost
+from boundby.work import OperatorLoad, UnknownWorkError, count_by
 
 MOST_NAMED = 5
 MOST_TENSORS = 8  # of one operator; longer lists are told apart by these and their length

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from boundby.bound.verdict import Bound
-from boundby.timing.stats import Summary
-from boundby.work.roofline import Limits
+from boundby.bound import Bound
+from boundby.timing import Summary
+from boundby.work import Limits
 
 CoverageStatus = Literal["pass", "warn", "not representative"]
 PREFILL, DECODE = "prefill", "decode"  # the passes of a text that is generated (`boundby.layers.generation`)

@@ -32,8 +32,8 @@ from boundby.machine.device import (
 )
 from boundby.machine.disturbance import HostCounters, Watch
 from boundby.machine.sampler import Source
-from boundby.timing.timer import QUEUE_DEPTH, Timer, Work
-from boundby.work.roofline import Interval, Limits
+from boundby.timing import QUEUE_DEPTH, Timer, Work
+from boundby.work import Interval, Limits
 
 SCHEMA_VERSION = 3  # 2: sizes of caches are measured; 3: a GPU's products are sustained
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from boundby.machine import environment
 from boundby.machine.sampler import DeviceLostError, DriverSource, nvml_source
-from boundby.timing.timer import Timer, Work
+from boundby.timing import Timer, Work
 
 LEAST_WINDOW_S = 5.0
 LEAST_TICKS = 50

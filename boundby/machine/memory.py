@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from boundby.formatting import Missing
 from boundby.machine.device import allocator, is_gpu
 from boundby.machine.environment import memory_limit_bytes
-from boundby.work.roofline import Interval
+from boundby.work import Interval
 
 NEAR_LIMIT = 0.9  # of the device's or the process's memory
 CPU_REASON = "the CPU allocator keeps no statistics"

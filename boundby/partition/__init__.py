@@ -6,20 +6,6 @@ the optimum for an objective, `alternatives` are what it is held against. `simul
 Loads no torch but in `running` and `stages`.
 """
 
-from boundby.partition.alternatives import Infeasible
-from boundby.partition.nodes import Link, Links, VirtualNode
-from boundby.partition.plan import PartitionPlan
-from boundby.partition.planner import ExecutionPlanner
-from boundby.partition.units import Chain, Unit, units_of
+from boundby import hand_on
 
-__all__ = [
-    "Chain",
-    "ExecutionPlanner",
-    "Infeasible",
-    "Link",
-    "Links",
-    "PartitionPlan",
-    "Unit",
-    "VirtualNode",
-    "units_of",
-]
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

@@ -11,7 +11,7 @@ import msgspec
 from boundby.partition.costs import Basis, StageMemory
 from boundby.partition.nodes import Link
 from boundby.partition.solver import MEANING, Objective
-from boundby.timing.stats import Summary
+from boundby.timing import Summary
 
 ORDER_ONLY = "the times are assumed: they may order plans, and no throughput is claimed from them"
 TOGETHER_ASSUMED = (

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from boundby.layers.records import ModelProfile
-from boundby.layers.report import Report
+from boundby.layers import ModelProfile, Report
 from boundby.partition.alternatives import baselines, gains_of, limits_of, shortfall
 from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
 from boundby.partition.nodes import Link, Links, VirtualNode, unknown_contention

@@ -19,13 +19,11 @@ from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils._pytree import tree_map_only
 
-from boundby.machine.device import is_host, pick_device, synchronizer
-from boundby.machine.disturbance import HostCounters, Watch, usable_cpus
-from boundby.machine.environment import host_id
+from boundby.machine import HostCounters, Watch, host_id, is_host, pick_device, synchronizer, usable_cpus
 from boundby.partition.nodes import Link
 from boundby.partition.plan import Measured, PartitionPlan, StageTimes, TransferTimes
 from boundby.partition.stages import CutError, cut_stage, first_tensor, named
-from boundby.timing.stats import Summary, summarize
+from boundby.timing import Summary, summarize
 
 NS = 1e-9
 REQUESTS, SINGLES, WARMUP = 40, 20, 5

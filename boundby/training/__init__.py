@@ -3,20 +3,6 @@
 Nothing here loads torch but an enabled `ProfilerManager`, when it starts, and `boundby.training.cuda`.
 """
 
-from boundby.training.judgement import TrainingVerdict, judge_training
-from boundby.training.manager import ManagerOptions, ProfilerManager
-from boundby.training.reader import ranks_in, read_stage_times
-from boundby.training.records import StageTimes
-from boundby.training.timer import StageTimer, TimerOptions
+from boundby import hand_on
 
-__all__ = [
-    "ManagerOptions",
-    "ProfilerManager",
-    "StageTimer",
-    "StageTimes",
-    "TimerOptions",
-    "TrainingVerdict",
-    "judge_training",
-    "ranks_in",
-    "read_stage_times",
-]
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

@@ -16,17 +16,20 @@ from typing import Any
 import psutil
 import torch
 
-from boundby.bound.bench import Bench
-from boundby.bound.trials import Candidate, Made, try_out
-from boundby.bound.verdict import Fix, Gain, Tried, Untried
-from boundby.machine.compile_cache import COMPILE_OPTIONS, compile_obstacle, use_private_cache
-from boundby.machine.device import is_gpu, raise_if_lost
-from boundby.machine.disturbance import Watch, usable_cpus
-from boundby.timing.stats import estimate
-from boundby.timing.timer import Timer
+from boundby.bound import Bench, Candidate, Fix, Gain, Made, Tried, Untried, try_out
+from boundby.machine import (
+    COMPILE_OPTIONS,
+    Watch,
+    compile_obstacle,
+    is_gpu,
+    raise_if_lost,
+    usable_cpus,
+    use_private_cache,
+)
+from boundby.timing import Timer, estimate
 from boundby.training import stages
 from boundby.training.judgement import LARGEST
-from boundby.work.roofline import Interval
+from boundby.work import Interval
 
 WORK = "forward and backward"
 PARTS = {"worker_processes": stages.DATA, "pin_memory": stages.H2D, "fused_optimizer": stages.OPTIMIZER}

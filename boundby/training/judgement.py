@@ -14,10 +14,20 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from boundby.bound.judgement import LATE_HOST, MOST_UNEXPLAINED
-from boundby.bound.verdict import LEAST_GAIN, OF_STAGES, Bound, Confidence, Doubt, Fix, Gain, Verdict
+from boundby.bound import (
+    LATE_HOST,
+    LEAST_GAIN,
+    MOST_UNEXPLAINED,
+    OF_STAGES,
+    Bound,
+    Confidence,
+    Doubt,
+    Fix,
+    Gain,
+    Verdict,
+)
 from boundby.formatting import percent
-from boundby.timing.compare import judge, paired
+from boundby.timing import judge, paired
 from boundby.training import stages
 from boundby.training.records import StageTimes
 from boundby.training.steps import (

@@ -16,9 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boundby.capture import MAX_TRACE_MB, CaptureOptions, Schedule, trace_limit
-from boundby.capture.patches import Wrapper
-from boundby.capture.remarks import Guard, Say, summary
+from boundby.capture import MAX_TRACE_MB, CaptureOptions, Guard, Say, Schedule, Wrapper, summary, trace_limit
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions, stages
 from boundby.training.results import CHROME_TRACE, RunFiles, publish_cycle
 from boundby.training.timed_methods import TimedMethods

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from boundby import files
-from boundby.bound.trace_judgement import judge_trace
-from boundby.bound.verdict import Verdict
-from boundby.capture.remarks import Say
-from boundby.machine.sampler import PsutilSource, Source, Sources
+from boundby.bound import Verdict, judge_trace
+from boundby.capture import Say
+from boundby.machine import PsutilSource, Source, Sources
 from boundby.trace import OPERATOR_COLUMNS, operator_rows
 from boundby.training import results, stages
 from boundby.training.reader import others_of
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Recorder, Schedule
-    from boundby.machine.device import Allocator
+    from boundby.machine import Allocator
 
 Result = TypeVar("Result")
 NO_TRACE_WANTED = "ManagerOptions.trace is False; with True a few steps are recorded"
@@ -250,7 +249,7 @@ class ProfilerManager:
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
-        from boundby.machine.device import allocator, gpu_source, is_gpu, pick_device
+        from boundby.machine import allocator, gpu_source, is_gpu, pick_device
 
         timer, given = self.timer, self._options.timer
         device = self._device or pick_device()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
-from boundby.capture.remarks import Remarks
+from boundby.capture import Remarks
 from boundby.training.aggregate import STEP_ID, Aggregator
 from boundby.training.records import ABSENT, CUT, DISTURBED, RAISED, STEP, Kind, Occurrence, OpenStage, SharedMark, Step
 from boundby.training.stages import GARBAGE_COLLECTION
@@ -94,7 +94,7 @@ class CudaMarks:
     """
 
     def __init__(self, device: "torch.device") -> None:
-        from boundby.machine.device import runtime
+        from boundby.machine import runtime
 
         self._runtime = runtime(device)
         self._device = device

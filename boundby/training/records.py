@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from boundby.capture.remarks import Remark
+from boundby.capture import Remark
 
 SCHEMA_VERSION = 1  # of every file that a profiled loop writes
 Kind = Literal["step", "stage", "background", "span", "excluded"]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from boundby import files
-from boundby.bound.verdict import Verdict
+from boundby.bound import Verdict
 from boundby.files import SILENT_S
 from boundby.formatting import NOTHING, number, table
-from boundby.machine.environment import host_id
+from boundby.machine import host_id
 from boundby.trace import Analysis, analyze, read_trace
 from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.reader import ranks_in, read_head, read_stage_times

@@ -22,8 +22,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, dataloader, get_worker_info
 
-from boundby.capture.patches import Patches
-from boundby.capture.remarks import Guard
+from boundby.capture import Guard, Patches
 from boundby.training import ManagerOptions, ProfilerManager
 from boundby.training.stages import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER
 

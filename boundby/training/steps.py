@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit
 
-from boundby.bound.verdict import Bound
-from boundby.timing.compare import independent
-from boundby.timing.stats import CONFIDENCE, WIDENING
+from boundby.bound import Bound
+from boundby.timing import CONFIDENCE, WIDENING, independent
 from boundby.training.records import ABSENT, UNUSUAL, StageTimes
 
 IN_NO_STAGE = "(in no stage)"

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from boundby import files
-from boundby.capture.remarks import Remarks
+from boundby.capture import Remarks
 from boundby.training.aggregate import Aggregator, Ring
 from boundby.training.records import Kind, Processes, Rank, StageTimes, bytes_of
 

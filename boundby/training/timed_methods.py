@@ -5,7 +5,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from boundby.capture.patches import Patches, Wrapper
+from boundby.capture import Patches, Wrapper
 from boundby.training import StageTimer
 from boundby.training.records import Kind
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from boundby.capture.remarks import Guard, Remarks, Say, summary
-from boundby.machine.environment import host_id
+from boundby.capture import Guard, Remarks, Say, summary
+from boundby.machine import host_id
 from boundby.training.aggregate import CAPACITY, MOST_NAMES, Aggregator
 from boundby.training.recorder import DeviceClock, Hooks, Marks, StageRecorder
 from boundby.training.records import Kind, StageTimes, Status

@@ -26,18 +26,27 @@ from boundby.capture import (
     CaptureManifest,
     CaptureOptions,
     Cycle,
+    Guard,
+    Patches,
+    Remarks,
+    Say,
     Schedule,
+    Wrapper,
     nsight_variable,
     trace_limit,
 )
-from boundby.capture.patches import Patches, Wrapper
-from boundby.capture.remarks import Guard, Remarks, Say
-from boundby.trace import op_stats, read_trace
-from boundby.trace.intervals import host_tree
-from boundby.trace.linking import links
-from boundby.trace.memory import memory_page, memory_use
-from boundby.trace.operator_table import table_lines, table_rows
-from boundby.trace.windows import window, without_excluded
+from boundby.trace import (
+    host_tree,
+    links,
+    memory_page,
+    memory_use,
+    op_stats,
+    read_trace,
+    table_lines,
+    table_rows,
+    window,
+    without_excluded,
+)
 from boundby.training import stages
 from boundby.training.manager import ManagerOptions, ProfilerManager
 from boundby.training.results import give_name

@@ -4,24 +4,6 @@
 would remain without padding.
 """
 
-from boundby.work.counter import Work, count, count_by
-from boundby.work.operators import UnknownWorkError
-from boundby.work.transformer import (
-    LengthCost,
-    TransformerShape,
-    fit_length_cost,
-    transformer_flops,
-    transformer_shape,
-)
+from boundby import hand_on
 
-__all__ = [
-    "LengthCost",
-    "TransformerShape",
-    "UnknownWorkError",
-    "Work",
-    "count",
-    "count_by",
-    "fit_length_cost",
-    "transformer_flops",
-    "transformer_shape",
-]
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

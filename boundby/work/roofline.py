@@ -11,7 +11,7 @@ import msgspec
 from msgspec import structs
 
 if TYPE_CHECKING:  # it loads scipy, half of the time in which a trace is read and judged
-    from boundby.timing.stats import Estimate
+    from boundby.timing import Estimate
 
 Shapes = tuple[tuple[int, ...], ...]
 ALWAYS_MAPPED_BYTES = 32 * 2**20  # glibc's largest threshold: larger blocks come from the system every time

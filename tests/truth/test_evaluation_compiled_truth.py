@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from boundby.inference import compile_obstacle
+from boundby.machine import compile_obstacle
 from tests import evaluation_workplace as workplace
 from utils.command.artifacts import EvaluationFolder
 from utils.evaluation import plan as plans

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from boundby.machine.device import is_host
+from boundby.machine import is_host
 from utils.baseline.document import Ceilings, CeilingShare, FullDataset, Row
 
 

@@ -13,12 +13,10 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
 
 import msgspec
 
-from boundby.bound.verdict import Bound, Confidence, Doubt, Verdict, doubts_of
+from boundby.bound import Bound, Confidence, Doubt, Verdict, doubts_of
 from boundby.formatting import Missing
-from boundby.machine.disturbance import changed_clock
-from boundby.machine.sampler import LEAST_WINDOW_S
-from boundby.timing.stats import Estimate, Summary, drift, estimate, least_samples, reach, summarize
-from boundby.timing.whole_set import Totals
+from boundby.machine import LEAST_WINDOW_S, changed_clock
+from boundby.timing import Estimate, Summary, Totals, drift, estimate, least_samples, reach, summarize
 from utils.baseline.rounds import Quantity, Visit, reference_rounds, rounds, usable, whole_of
 
 Section = Literal["sweep", "memory", "device", "work"]

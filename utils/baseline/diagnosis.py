@@ -15,33 +15,56 @@ import psutil
 import torch
 from msgspec import structs
 
-from boundby.bound import trials
-from boundby.bound.attention import attention_backend
-from boundby.bound.bench import Bench
-from boundby.bound.bottleneck import Call, Machine, bottleneck, counted_quietly, loads
-from boundby.bound.judgement import Evidence, Forward, Times, judge
-from boundby.bound.replay import Lengths
-from boundby.bound.trials import Candidate
-from boundby.bound.verdict import Doubt, Fix, Gain, Trial, Tried, Untried, Verdict, doubts_of
+from boundby.bound import (
+    Bench,
+    Call,
+    Candidate,
+    Doubt,
+    Evidence,
+    Fix,
+    Forward,
+    Gain,
+    Lengths,
+    Machine,
+    Times,
+    Trial,
+    Tried,
+    Untried,
+    Verdict,
+    attention_backend,
+    bottleneck,
+    counted_quietly,
+    doubts_of,
+    judge,
+    loads,
+    trials,
+)
 from boundby.formatting import Missing, first_line, known
 from boundby.inference import Batch, fixes, forward
-from boundby.machine.ceilings import Ceilings
-from boundby.machine.device import (
+from boundby.machine import (
+    POWER_CAP,
+    Ceilings,
+    EnergyMeter,
+    changed_clock,
     is_gpu,
     is_host,
     made_current,
+    memory_limit_bytes,
     naming_loss,
     raise_if_lost,
     release_memory,
 )
-from boundby.machine.disturbance import POWER_CAP, changed_clock
-from boundby.machine.energy import EnergyMeter
-from boundby.machine.environment import memory_limit_bytes
-from boundby.timing.stats import estimate
-from boundby.timing.timer import Work
-from boundby.work import count, fit_length_cost, transformer_flops, transformer_shape
-from boundby.work.attention_mask import unread
-from boundby.work.roofline import Interval, OperatorLoad, fixed_cost
+from boundby.timing import Work, estimate
+from boundby.work import (
+    Interval,
+    OperatorLoad,
+    count,
+    fit_length_cost,
+    fixed_cost,
+    transformer_flops,
+    transformer_shape,
+    unread,
+)
 from utils.baseline.columns import MB, Finding, per_batch
 from utils.baseline.document import Row
 from utils.baseline.optimum import MEASURED

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 import msgspec
 
 from boundby import files
-from boundby.bound.verdict import Verdict
+from boundby.bound import Verdict
 from utils.baseline.columns import MEASURED, MeasuredRow, NonNegative, Positive, Row, Size
-from utils.command.credentials import removed
-from utils.settings.schema import Task
+from utils.command import removed
+from utils.settings import Task
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 

@@ -9,9 +9,15 @@ from typing import Any, cast
 
 import torch
 
-from boundby.bound.device_time import DeviceTimer
+from boundby.bound import DeviceTimer
 from boundby.inference import Batch, forward
-from boundby.machine.device import (
+from boundby.machine import (
+    Conditions,
+    DeviceLostError,
+    Disturbance,
+    NoSource,
+    Sampler,
+    Watch,
     busy_threads,
     device_queue,
     is_host,
@@ -22,12 +28,18 @@ from boundby.machine.device import (
     release_memory,
     synchronizer,
 )
-from boundby.machine.disturbance import Conditions, Disturbance, Watch
-from boundby.machine.sampler import DeviceLostError, NoSource, Sampler
-from boundby.timing.compare import MINIMUM_EFFECT, half_width_for_same
-from boundby.timing.rounds import Outcome, StopRule, sweep
-from boundby.timing.timer import Timer, WarmUp, WarmUpRule, warm_up
-from boundby.work.attention_mask import unread
+from boundby.timing import (
+    MINIMUM_EFFECT,
+    Outcome,
+    StopRule,
+    Timer,
+    WarmUp,
+    WarmUpRule,
+    half_width_for_same,
+    sweep,
+    warm_up,
+)
+from boundby.work import unread
 from utils.baseline import columns
 from utils.baseline.document import Row
 from utils.baseline.metrics import MetricsCollector
@@ -43,7 +55,7 @@ from utils.baseline.rounds import (
     outcomes,
 )
 from utils.baseline.selection import Selection
-from utils.command.artifacts import started_at
+from utils.command import started_at
 
 # Ten runs fill 0.4 s. On two shared cores rounds of 1.6 s varied as much as those of 0.3 s, by 1.4 to 3 %: the mood of
 # a machine lasts longer than either, so that many short rounds tell more than a few long ones in the same time.

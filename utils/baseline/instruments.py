@@ -5,13 +5,24 @@ from dataclasses import replace
 
 import torch
 
-from boundby.bound.bench import Bench
-from boundby.machine.device import float32_precision, gpu_source, is_gpu, is_host
-from boundby.machine.disturbance import HostCounters, Reference, Watch, usable_cpus
-from boundby.machine.energy import EnergyMeter, RaplCounter
-from boundby.machine.environment import machine
-from boundby.machine.sampler import DriverSource, PsutilSource, Sources
-from boundby.timing.timer import Timer
+from boundby.bound import Bench
+from boundby.machine import (
+    DriverSource,
+    EnergyMeter,
+    HostCounters,
+    PsutilSource,
+    RaplCounter,
+    Reference,
+    Sources,
+    Watch,
+    float32_precision,
+    gpu_source,
+    is_gpu,
+    is_host,
+    machine,
+    usable_cpus,
+)
+from boundby.timing import Timer
 from utils.baseline.document import MachineState
 
 REFERENCE_SIZE = 384  # of a matrix product: 1 ms on two cores, and it uses all of them

@@ -8,7 +8,7 @@ from utils.baseline.rounds import Visit
 
 if TYPE_CHECKING:  # torch, which `told` does without
     from boundby.formatting import Missing
-    from boundby.machine.memory import Demand
+    from boundby.machine import Demand
     from utils.baseline.selection import Selection
 
 GB = 1e9
@@ -20,8 +20,7 @@ def demands(model: Any, selection: "Selection", batch_sizes: Sequence[int]) -> "
     """Return what the largest batch of each of these sizes holds, by the tokens of its texts."""
     from boundby.formatting import Missing
     from boundby.inference import Batch, forward
-    from boundby.machine.device import raise_if_lost
-    from boundby.machine.memory import demand
+    from boundby.machine import demand, raise_if_lost
 
     found: dict[int, Demand | Missing] = {}
     for size in batch_sizes:
@@ -49,7 +48,7 @@ def forecast(visits: Sequence[Visit], demands: "Mapping[int, Demand | Missing] |
 
     On a GPU the peak is what its allocator took from the device, on a CPU that of the whole process.
     """
-    from boundby.machine.memory import KEPT_BELOW, Peak, fit_peaks
+    from boundby.machine import KEPT_BELOW, Peak, fit_peaks
 
     lacking = next((each for each in (demands or {}).values() if not each), None)
     if not demands or lacking:

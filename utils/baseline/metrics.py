@@ -6,9 +6,7 @@ from typing import TypedDict, cast
 
 import torch
 
-from boundby.machine.device import synchronizer
-from boundby.machine.memory import MemoryMeter
-from boundby.machine.sampler import Sampler
+from boundby.machine import MemoryMeter, Sampler, synchronizer
 from utils.baseline import instruments
 from utils.baseline.rounds import Memory
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from utils.baseline.document import MEASURED, Choice, FullDataset, Optimal, Row, Target
-from utils.settings.schema import Targets
+from utils.settings import Targets
 
 GOOD_ENOUGH = 0.95  # of the best throughput
 

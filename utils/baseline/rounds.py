@@ -11,10 +11,8 @@ from typing import Literal, TypedDict
 import msgspec
 
 from boundby import files
-from boundby.machine.disturbance import Conditions, Disturbance
-from boundby.timing.rounds import Outcome
-from boundby.timing.timer import WarmUp
-from boundby.timing.whole_set import Timed, Totals, seconds_per_sample
+from boundby.machine import Conditions, Disturbance
+from boundby.timing import Outcome, Timed, Totals, WarmUp, seconds_per_sample
 
 LEAST_ROUNDS = 5  # below five rounds two runs cannot be told apart by a rank test at 5 %
 MOST_ROUNDS, ROUNDS_PER_S = 15, 2  # that a budget buys, in all or by its seconds: whichever is more

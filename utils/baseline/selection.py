@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from boundby.inference import Batch, Tokens, collate, tokenize
-from boundby.timing.whole_set import Arrivals
+from boundby.timing import Arrivals
 
 
 @dataclass(frozen=True)

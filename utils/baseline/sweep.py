@@ -8,13 +8,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from boundby import __version__, files
-from boundby.bound import bench
-from boundby.bound.verdict import Doubt, plain
+from boundby.bound import Doubt, bench, plain
 from boundby.formatting import Missing
-from boundby.machine import ceilings, environment
-from boundby.machine.ceilings import Ceilings
-from boundby.machine.device import (
+from boundby.machine import (
+    Ceilings,
+    Demand,
+    Sampler,
+    ceilings,
     describe,
+    environment,
+    free_bytes,
     gpu_source,
     is_gpu,
     naming_loss,
@@ -23,10 +26,7 @@ from boundby.machine.device import (
     uuid_of,
     visible_gpus,
 )
-from boundby.machine.memory import Demand, free_bytes
-from boundby.machine.sampler import Sampler
-from boundby.timing.rounds import StopRule
-from boundby.timing.timer import Timer
+from boundby.timing import StopRule, Timer
 from utils import data
 from utils.baseline import columns, diagnosis, instruments, memory
 from utils.baseline import rounds as visits
@@ -37,20 +37,13 @@ from utils.baseline.inference import Guard, InferenceProfiler, Settings, take_tu
 from utils.baseline.optimum import MEASURED, judge, optimal
 from utils.baseline.rounds import Visit, named
 from utils.baseline.selection import Selection
-from utils.command.artifacts import METRICS_VERSION
-from utils.command.cli import Run
-from utils.command.credentials import removed
-from utils.command.errors import PipelineError
+from utils.command import METRICS_VERSION, PipelineError, Run, removed
 from utils.data import DataReceipt, Rows
-from utils.evaluation import planning
-from utils.evaluation.run import evaluate
-from utils.evaluation.tuning import Known
+from utils.evaluation import Known, evaluate, planning
+from utils.models import LoadedModel, ModelSource, tasks
 from utils.models import loading as models
-from utils.models import tasks
-from utils.models.loading import LoadedModel
-from utils.models.source import ModelSource
 from utils.report import card, sources
-from utils.settings.schema import AUTO
+from utils.settings import AUTO
 from utils.steps import estimate, steps
 
 TOGETHER_S = 20.0  # for the limits of the machine and the replays of all batch sizes

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.command.errors import InputError
-from utils.settings.schema import Config
+from utils.settings import Config
 
 METRICS_VERSION = 4  # of baseline_metrics.json: its keys, and how its numbers are made
 LAYER_PROFILE = "model"  # name of the files in layers/

@@ -29,15 +29,15 @@ except ModuleNotFoundError as error:  # the first package that every script need
     sys.exit(3)
 
 from boundby.cli import PIPELINE as ROOT
-from boundby.machine.sampler import DeviceLostError
+from boundby.machine import DeviceLostError
 from utils.command.console import Console, log_to, stop_logging
 from utils.command.credentials import Parser
 from utils.command.errors import EnvironmentLacksError, GpuLostError, InputError, PipelineError, lacking
 
 if TYPE_CHECKING:
     from utils.command.artifacts import Layout
-    from utils.settings.schema import Config
-    from utils.steps.steps import Parts
+    from utils.settings import Config
+    from utils.steps import Parts
 
 DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
 
@@ -294,12 +294,12 @@ def _prepare(args: argparse.Namespace, console: Console, settings: Settings | No
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     overrides = [*args.overrides, *args.flags]
     if settings is not PIPELINE:
-        from utils.settings.yaml_file import load
+        from utils.settings import load
 
         schema = getattr(importlib.import_module(settings.module), settings.schema)
         return Run(load(schema, args.config, overrides), cast("Layout", None), args, console)
     from utils.command.artifacts import Layout
-    from utils.settings.schema import read_settings
+    from utils.settings import read_settings
 
     config, dropped = read_settings(args.config, overrides)
     if dropped and RUN_BEGUN_VARIABLE not in os.environ:
@@ -472,7 +472,7 @@ def _lost(error: Exception | DeviceLostError) -> str | None:
     """Return how the GPU was lost for this process; None where it was not."""
     if sys.modules.get("torch") is None:  # it is not installed, or nothing has needed it
         return str(error) if isinstance(error, DeviceLostError) else None
-    from boundby.machine.device import raise_if_lost
+    from boundby.machine import raise_if_lost
 
     try:
         raise_if_lost(error)

@@ -1,1 +1,5 @@
 """Compare two runs, or the dtypes of one: `results` reads, `rows` judges, `document` joins, `text` says."""
+
+from boundby import hand_on
+
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 
 from boundby import files
-from utils.baseline.document import Document, Positive, Size
-from utils.command.credentials import removed
-from utils.command.errors import InputError
+from utils.baseline import Document, Positive, Size
+from utils.command import InputError, removed
 from utils.comparison.facts import Compared, Marks, Results, Rounds, Shards, gate_text
 
 SCHEMA_VERSION, KIND = 1, "boundby_baselines"

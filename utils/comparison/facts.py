@@ -11,23 +11,26 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 
 from boundby import files
-from boundby.machine.disturbance import Disturbance
-from boundby.timing.compare import (
+from boundby.machine import Disturbance
+from boundby.timing import (
     MINIMUM_EFFECT,
     Comparison,
     Contrast,
     PairedShares,
+    Totals,
+    estimate,
     independent,
     judge,
     paired,
     paired_shares,
+    reach,
     rounds_for_same,
     rounds_to_find,
 )
-from boundby.timing.stats import estimate, reach
-from boundby.timing.whole_set import Totals
-from utils.baseline.columns import Status
-from utils.baseline.document import (
+from utils.baseline import (
+    LEAST_ROUNDS,
+    MEASURED,
+    ROUNDS_PER_S,
     Device,
     Document,
     Model,
@@ -35,13 +38,14 @@ from utils.baseline.document import (
     OtherVersion,
     Positive,
     Size,
+    Status,
+    Timing,
+    Visit,
     read_document,
+    throughput_rounds,
 )
-from utils.baseline.document import Row as SweepRow
-from utils.baseline.optimum import MEASURED
-from utils.baseline.rounds import LEAST_ROUNDS, ROUNDS_PER_S, Timing, Visit, throughput_rounds
-from utils.command.artifacts import METRICS_VERSION, EvaluationFolder, Layout
-from utils.command.errors import InputError
+from utils.baseline import Row as SweepRow
+from utils.command import METRICS_VERSION, EvaluationFolder, InputError, Layout
 from utils.steps import steps
 
 SCHEMA_VERSION = 1

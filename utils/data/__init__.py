@@ -1,25 +1,5 @@
 """The labelled texts: `sources` reads them, `checks` looks at each row, `normalised` keeps the copy that steps read."""
 
-from utils.data.normalised import (
-    DataReceipt,
-    Rows,
-    check_receipt,
-    inspect,
-    load_texts,
-    normalise,
-    open_normalised,
-    sample,
-)
-from utils.data.sources import open_source
+from boundby import hand_on
 
-__all__ = [
-    "DataReceipt",
-    "Rows",
-    "check_receipt",
-    "inspect",
-    "load_texts",
-    "normalise",
-    "open_normalised",
-    "open_source",
-    "sample",
-]
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

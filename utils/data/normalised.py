@@ -17,15 +17,12 @@ import msgspec
 import numpy as np
 
 from boundby import files
-from utils.command import contents
-from utils.command.artifacts import Layout
-from utils.command.credentials import removed
-from utils.command.errors import InputError
+from utils.command import InputError, Layout, contents, removed
 from utils.data.checks import AcceptedRow, DatasetStatistics, TokenCounter, Validator
 from utils.data.columns import Name
 from utils.data.sources import LONGEST_CELL, DataSource, OpenedSource, open_file, open_source
-from utils.models.source import DOWNLOAD, ModelSource, Progress, label_matcher
-from utils.settings.schema import DEFAULT_TASK, Config
+from utils.models import DOWNLOAD, ModelSource, Progress, label_matcher
+from utils.settings import DEFAULT_TASK, Config
 
 COLUMNS = ("row_id", "text", "labels", "label_name")
 

@@ -16,11 +16,10 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 from boundby import files
 from boundby.formatting import first_line
-from utils.command.errors import EnvironmentLacksError, InputError
+from utils.command import EnvironmentLacksError, InputError
 from utils.data.columns import Columns, Name, Wanted, of_cells, of_header
-from utils.models import hub
-from utils.models.source import Progress
-from utils.settings.schema import Dataset
+from utils.models import Progress, hub
+from utils.settings import Dataset
 
 LONGEST_CELL = 2**27  # characters; more in one cell is a quote that was never closed, more in a line is no text
 BATCH_ROWS = 1024

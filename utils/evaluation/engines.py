@@ -14,34 +14,30 @@ from msgspec import structs
 
 from boundby import files
 from boundby.inference import (
+    ENGINES,
+    LEAST_CALIBRATION,
+    MOST_CALIBRATION,
     PRECISIONS,
+    ExactnessReport,
+    Library,
     Precision,
     PrecisionRule,
     Predictor,
     Sample,
-    choose_precision,
-    search_token_budget,
-)
-from boundby.inference.engines import (
-    ENGINES,
-    LEAST_CALIBRATION,
-    MOST_CALIBRATION,
-    Library,
     as_precision,
+    check_rows,
+    choose_precision,
     file_of,
     open_session,
+    search_token_budget,
 )
-from boundby.inference.reference import ExactnessReport
-from boundby.inference.selfcheck import check_rows
-from boundby.machine import environment
-from boundby.machine.device import has_bfloat16_products, is_host
-from boundby.timing.stats import estimate
-from boundby.work.roofline import Interval
-from utils.command import contents
-from utils.command.errors import EnvironmentLacksError, InputError, PipelineError, lacking
+from boundby.machine import environment, has_bfloat16_products, is_host
+from boundby.timing import estimate
+from boundby.work import Interval
+from utils.command import EnvironmentLacksError, InputError, PipelineError, contents, lacking
 from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
 from utils.evaluation.plan import PLAN_COMMAND, Converted, EngineChoice, Plan
-from utils.models.loading import LoadedModel
+from utils.models import LoadedModel
 
 SHARE = 0.1  # of what an evaluation takes may go into trying engines: so much slower does one get that wins nothing
 PROMISING = ("openvino_int8", "openvino_bfloat16", "openvino", "onnxruntime_int8", "onnxruntime")  # in this order

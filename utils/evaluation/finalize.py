@@ -9,10 +9,8 @@ import numpy as np
 
 from boundby import files
 from boundby.cli import typed
-from utils.baseline.columns import MB
-from utils.baseline.document import FullDataset
-from utils.command.artifacts import EvaluationFolder
-from utils.command.errors import PipelineError
+from utils.baseline import MB, FullDataset
+from utils.command import EvaluationFolder, PipelineError
 from utils.evaluation import parts, rows
 from utils.evaluation.plan import Plan
 from utils.models import tasks

@@ -10,8 +10,7 @@ from msgspec import structs
 
 from boundby import files
 from boundby.cli import typed
-from utils.command.artifacts import EvaluationFolder
-from utils.command.errors import InputError
+from utils.command import EvaluationFolder, InputError
 
 SCHEMA_VERSION = 7
 BATCHING = "longest-first-2"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.command import contents
-from utils.command.errors import InputError, PipelineError
-from utils.data.normalised import Row, Rows, scan
+from utils.command import InputError, PipelineError, contents
+from utils.data import Row, Rows, scan
 from utils.evaluation.plan import Identity, Shard
-from utils.models.source import DOWNLOAD
+from utils.models import DOWNLOAD
 
 RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 

@@ -15,17 +15,11 @@ from filelock import FileLock, Timeout
 from msgspec import structs
 
 from boundby.inference import Prediction, Predictor, PredictorOptions
-from boundby.machine.device import pick_device, release_memory, uuid_of
-from boundby.machine.environment import host_id
-from boundby.machine.memory import MemoryMeter
-from utils.command.artifacts import EvaluationFolder
-from utils.command.errors import InputError, PipelineError
-from utils.command.locks import HAVE_NONE
+from boundby.machine import MemoryMeter, host_id, pick_device, release_memory, uuid_of
+from utils.command import HAVE_NONE, EvaluationFolder, InputError, PipelineError
 from utils.data import Rows
 from utils.evaluation import engines, parts, plan, planning, rows
-from utils.models import tasks
-from utils.models.loading import LoadedModel, load, use_matmul_precision
-from utils.models.source import ModelSource
+from utils.models import LoadedModel, ModelSource, load, tasks, use_matmul_precision
 
 ATTEMPTS = 3  # at a batch that ran out of memory, which another program may have taken for a moment
 CLAIMED_S = 1800.0  # that the claim of another runner is waited for at most

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from boundby.cli import typed
-from utils.command.errors import EnvironmentLacksError, InputError, PipelineError
+from utils.command import EnvironmentLacksError, InputError, PipelineError
 
 OFFLINE_DEFAULT = f"without network, try the offline default: `{typed('run', '--config', 'configs/quickstart.yaml')}`"
 HEARTBEAT_S = 30.0

@@ -15,14 +15,11 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from boundby.formatting import first_line
-from boundby.inference import Tokens, batches_in_order, collate, forward, rotary_of, tokenize
-from boundby.inference.fixes import SPARE_MEMORY
-from boundby.inference.reference import in_dtype
+from boundby.inference import SPARE_MEMORY, Tokens, batches_in_order, collate, forward, in_dtype, rotary_of, tokenize
 from boundby.machine import device as devices
-from boundby.machine.device import is_gpu
-from boundby.machine.memory import free_bytes
-from boundby.timing.stats import wilson_interval
-from utils.command.errors import EnvironmentLacksError, InputError, PipelineError
+from boundby.machine import free_bytes, is_gpu
+from boundby.timing import wilson_interval
+from utils.command import EnvironmentLacksError, InputError, PipelineError
 from utils.models import tasks
 from utils.models.source import (
     ModelSource,
@@ -33,7 +30,7 @@ from utils.models.source import (
     own_dtype,
     require_attention,
 )
-from utils.settings.schema import AUTO, Model
+from utils.settings import AUTO, Model
 
 __all__ = ["ModelSource", "fetch", "locate"]  # what finds a model, beside what loads it
 

@@ -17,10 +17,9 @@ import msgspec
 from boundby import files
 from boundby.cli import typed
 from boundby.formatting import first_line
-from utils.command import contents
-from utils.command.errors import EnvironmentLacksError, InputError, require_installed
+from utils.command import EnvironmentLacksError, InputError, contents, require_installed
 from utils.models import hub, tasks
-from utils.settings.schema import DEFAULT_TASK, QUICKSTART, Model
+from utils.settings import DEFAULT_TASK, QUICKSTART, Model
 
 DOWNLOAD = f"run `{typed('download')}` with the same --config and overrides"
 CONFIG = "config.json"

@@ -1,1 +1,5 @@
 """Plan a split for a person: `planning` reads and keeps plans, `running` runs them, `report` tells them."""
+
+from boundby import hand_on
+
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

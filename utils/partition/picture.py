@@ -6,21 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from boundby.partition import PartitionPlan
-from boundby.partition.plan import Stage, span
-from utils.report.pictures.style import (
-    ALARM,
-    INK,
-    MUTED,
-    SIZES,
-    TIMES,
-    Subject,
-    new_figure,
-    number,
-    picture,
-    shortened,
-    unit,
-)
+from boundby.partition import PartitionPlan, Stage, span
+from utils.report import ALARM, INK, MUTED, SIZES, TIMES, Subject, new_figure, number, picture, shortened, unit
 
 LONGEST_SPAN = 40
 MIDDLE = 0.55  # of the time: what begins later has its text on its left, where there is room

@@ -10,14 +10,10 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from boundby import files
 from boundby.cli import typed
-from boundby.layers.records import ModelProfile
-from boundby.layers.report import read_profile
-from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, VirtualNode
-from boundby.partition.planner import kind_of
-from boundby.partition.solver import Objective
-from utils.command.errors import InputError
-from utils.settings.schema import Name, Section
-from utils.settings.yaml_file import load
+from boundby.layers import ModelProfile, read_profile
+from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, Objective, PartitionPlan, VirtualNode, kind_of
+from utils.command import InputError
+from utils.settings import Name, Section, load
 
 SCHEMA_VERSION = 3
 SUMMARIES, MODEL = "*_summary.json", "config.json"
@@ -291,7 +287,7 @@ def _is_model(path: Path) -> bool:
 
 def _measured(model: str) -> ModelProfile:
     """Profile the model on one text of the usual length and leave the files of it where profiles lie."""
-    from utils.tracing.layers import LayerSettings, Model, profiling
+    from utils.tracing import LayerSettings, Model, profiling
 
     which = Model(name=model) if Path(model).is_dir() else Model(architecture=model)
     report, _ = profiling.profile_as_set(LayerSettings(model=which), lambda text: None, for_plan=True)

@@ -5,13 +5,10 @@ from pathlib import Path
 
 from boundby import files
 from boundby.formatting import NOTHING, clean, listed, number, times
-from boundby.partition import Infeasible, PartitionPlan
-from boundby.partition.plan import Alternative, Comparison, Error, Measured, compare
-from boundby.partition.simulation import Simulated
-from utils.command.errors import InputError
+from boundby.partition import Alternative, Comparison, Error, Infeasible, Measured, PartitionPlan, Simulated, compare
+from utils.command import InputError
 from utils.partition.planning import Planned, Profiles
-from utils.render import plain_text
-from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from utils.render import Block, BulletList, DefinitionList, Heading, Paragraph, Table, plain_text
 
 PICTURE = ".png"
 LONGEST_SPAN = 34
@@ -51,7 +48,7 @@ def of_simulation(file: Planned, simulated: Simulated) -> str:
 def draw(path: Path, plan: PartitionPlan, profiles: Profiles) -> None:
     """Replace `path` by the picture of the plan."""
     from utils.partition import picture as partition
-    from utils.report.pictures.style import Subject, shortened
+    from utils.report import Subject, shortened
 
     about = Subject(shortened(headline(plan), 120), shortened(subject(profiles), 120), is_synthetic=False)
     figure = partition.figure(plan, about)

@@ -14,11 +14,9 @@ from pathlib import Path
 import msgspec
 
 from boundby import files
-from boundby.machine.disturbance import usable_cpus
-from boundby.partition.plan import Measured, compare
-from boundby.partition.simulation import Simulated, simulate
-from utils.command.cli import FAILED
-from utils.command.errors import EnvironmentLacksError, InputError, PipelineError
+from boundby.machine import usable_cpus
+from boundby.partition import Measured, Simulated, compare, simulate
+from utils.command import FAILED, EnvironmentLacksError, InputError, PipelineError
 from utils.partition.planning import Planned
 
 SCHEMA_VERSION = 1
@@ -142,9 +140,8 @@ def _run(file: Planned, requests: int) -> Measured:
         )
     import torch
 
-    from boundby.partition.running import run
-    from boundby.partition.stages import CutError
-    from utils.tracing.layers import Model, models
+    from boundby.partition import CutError, run
+    from utils.tracing import Model, models
 
     torch.manual_seed(SEED)
     planned = file.model

@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from boundby.bound.card import factor
-from boundby.bound.verdict import Fix
+from boundby.bound import Fix, factor
 from boundby.cli import typed
 from boundby.formatting import listed, number, times
-from boundby.work.roofline import Interval
-from utils.baseline.document import Choice, Row, VariantRow
+from boundby.work import Interval
+from utils.baseline import Choice, Row, VariantRow
 from utils.report import variants
 from utils.report.sources import Missing, ReportData
 

@@ -8,9 +8,19 @@ from pathlib import Path
 from boundby import files
 from boundby.bound import card as cards
 from boundby.formatting import clean, number
-from utils.command.cli import Run
-from utils.render import html_page, plain_text
-from utils.render.blocks import Block, CodeBlock, DefinitionList, Details, Document, Heading, OrderedList, Paragraph
+from utils.command import Run
+from utils.render import (
+    Block,
+    CodeBlock,
+    DefinitionList,
+    Details,
+    Document,
+    Heading,
+    OrderedList,
+    Paragraph,
+    html_page,
+    plain_text,
+)
 from utils.report import (
     advice,
     batch_sizes,

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from boundby import files
+from boundby.bound import Compared, Facts, Next, Rate, Verdict
 from boundby.bound import card as cards
-from boundby.bound.card import Compared, Facts, Next, Rate
-from boundby.bound.verdict import Verdict
 from boundby.formatting import number
 from boundby.machine import environment
-from boundby.work.roofline import Interval
-from utils.baseline.document import Row
+from boundby.work import Interval
+from utils.baseline import Row
 from utils.report import advice, doubts, variants
 from utils.report.sources import ReportData
 

@@ -14,12 +14,10 @@ from pathlib import Path
 
 from boundby.formatting import Missing, known
 from boundby.formatting import number as digits
-from utils.baseline.document import Document, OtherVersion, read_document
-from utils.baseline.memory import told
-from utils.command.artifacts import METRICS_VERSION, Layout
-from utils.command.cli import Run, command
+from utils.baseline import Document, OtherVersion, read_document, told
+from utils.command import METRICS_VERSION, Layout, Run, command
 from utils.quickstart import cache
-from utils.settings.schema import QUICKSTART, Config
+from utils.settings import QUICKSTART, Config
 from utils.steps import estimate, steps
 
 HUB_TIMEOUT_S = 1.0
@@ -134,7 +132,7 @@ def _to_compare(document: Document | None, config: Config) -> str | None:
         enough_s = math.ceil((USUAL_SPREAD / SPREAD_BY_ROOT_S) ** 2)
         more = f"; {100 * USUAL_SPREAD:g} % takes profiling.max_seconds_per_batch_size={enough_s}"
         return said if config.profiling.max_seconds_per_batch_size >= enough_s else said + more
-    from utils.comparison.facts import budget_for_same, gate_text, minimum_effect  # scipy, for a first dry run too slow
+    from utils.comparison import budget_for_same, gate_text, minimum_effect  # scipy, for a first dry run too slow
 
     budget = budget_for_same(document)
     same = budget.text(minimum_effect(document)) if budget and not budget.is_met else None

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.baseline.document import MEASURED
-from utils.command.artifacts import Layout
-from utils.command.credentials import removed
+from utils.command import Layout, removed
 from utils.report.run_summary import chosen, metrics
 
 PROJECT = "boundby"

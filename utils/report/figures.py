@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 from matplotlib.figure import Figure
 
 from boundby import files
-from utils.render import blocks
-from utils.render.blocks import Block
+from utils.render import Block, blocks
 from utils.report.pictures import style
 from utils.report.pictures.style import Picture
 from utils.report.sources import Missing, ReportData

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from boundby.formatting import number, quantity, times, unknown
-from utils.baseline.document import FullDataset
-from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
+from utils.baseline import FullDataset
+from utils.render import Block, DefinitionList, Heading, Paragraph, Table
 from utils.report.figures import Content, Folded
 from utils.report.sources import ReportData
 

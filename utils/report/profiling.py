@@ -3,12 +3,11 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
-from boundby.bound.verdict import ARITHMETIC, OF_CAUSES, Verdict, fix_of_cause, plain
+from boundby.bound import ARITHMETIC, OF_CAUSES, Verdict, fix_of_cause, plain
 from boundby.formatting import NOTHING, clean, listed, number, times
-from boundby.layers.ranking import Ranked, blocks, by_self_time
-from boundby.layers.records import ModelProfile
-from utils.baseline.document import Trace, TracedDevice, TraceSteps
-from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from boundby.layers import ModelProfile, Ranked, blocks, by_self_time
+from utils.baseline import Trace, TracedDevice, TraceSteps
+from utils.render import Block, BulletList, DefinitionList, Heading, Paragraph, Table
 from utils.report.figures import Content, Folded, show
 from utils.report.pictures import layers as layer_bars
 from utils.report.pictures import memory, timeline

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
-from boundby.bound.verdict import Verdict
+from boundby.bound import Verdict
 from boundby.formatting import clean
-from utils.baseline.document import OtherVersion, read_document
-from utils.command.artifacts import METRICS_VERSION, Layout
-from utils.command.credentials import removed
-from utils.command.errors import InputError
+from utils.baseline import OtherVersion, read_document
+from utils.command import METRICS_VERSION, InputError, Layout, removed
 
 MOST_BYTES = 4096
 SCHEMA_VERSION, KIND = 1, "boundby_summary"

@@ -11,14 +11,13 @@ from typing import Any, NotRequired, TypedDict, TypeVar, cast
 import msgspec
 
 from boundby import files
-from boundby.bound.verdict import Verdict
+from boundby.bound import Verdict
 from boundby.capture import CaptureManifest
 from boundby.cli import typed
 from boundby.formatting import Missing
-from boundby.layers.records import ModelProfile
-from boundby.layers.report import read_profile
+from boundby.layers import ModelProfile, read_profile
 from boundby.trace import rows_by_name
-from utils.baseline.document import (
+from utils.baseline import (
     Document,
     FullDataset,
     NonNegative,
@@ -30,21 +29,18 @@ from utils.baseline.document import (
     Target,
     Trace,
     Variants,
+    judge,
+    optimal,
     read_document,
     shaped,
 )
-from utils.baseline.optimum import judge, optimal
-from utils.command.artifacts import METRICS_VERSION, Layout
-from utils.command.cli import DEFAULT_CONFIG, Run
-from utils.command.credentials import removed, without
-from utils.command.errors import InputError
-from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
-from utils.models import tasks
-from utils.models.tasks.sequence_classification import quality as qualities
-from utils.models.tasks.sequence_classification.quality import Quality
-from utils.settings.schema import AUTO, DEFAULT_TASK, Config
+from utils.command import DEFAULT_CONFIG, METRICS_VERSION, InputError, Layout, Run, removed, without
+from utils.comparison import Point, Rounds, rounds_of, visits_of
+from utils.models import Quality, tasks
+from utils.models import quality as qualities
+from utils.settings import AUTO, DEFAULT_TASK, Config
 from utils.steps import steps
-from utils.tracing.trace_document import SCHEMA_VERSION as TRACE_VERSION
+from utils.tracing import SCHEMA_VERSION as TRACE_VERSION
 
 OTHER_MODEL = "step 03 was run on another model than the sweep"
 NO_LAYERS = "layers.enabled is false"

@@ -2,8 +2,8 @@
 
 from boundby.bound import card as cards
 from boundby.formatting import clean, number, quantity, unknown
-from utils.baseline.document import FullDataset
-from utils.render.blocks import Admonition, Block, Card, CodeBlock, DefinitionList, Paragraph
+from utils.baseline import FullDataset
+from utils.render import Admonition, Block, Card, CodeBlock, DefinitionList, Paragraph
 from utils.report import card
 from utils.report.figures import Content, Folded
 from utils.report.sources import Missing, ReportData

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from boundby.cli import PIPELINE
-from utils.command.errors import InputError
+from utils.command import InputError
 from utils.settings.yaml_file import Values, load
 
 SHIPPED = tuple(PIPELINE / "configs" / name for name in ("config.yaml", "quickstart.yaml"))  # of somebody else

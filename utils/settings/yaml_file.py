@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from utils.command.errors import InputError
+from utils.command import InputError
 
 MAX_BYTES = 100_000  # a settings file has a few kB; more is not one, and would take ten seconds a MB
 MOST_PROBLEMS = 20  # that are listed

@@ -5,10 +5,9 @@ from datetime import UTC, datetime
 
 from boundby.formatting import Missing, minutes
 from boundby.formatting import number as digits
-from boundby.machine import environment
-from boundby.machine.energy import RaplCounter, gpu_energy
-from utils.command.artifacts import RUN_STARTED_VARIABLE, TIME_IN_NAMES, Layout
-from utils.settings.schema import AUTO, Config
+from boundby.machine import RaplCounter, environment, gpu_energy
+from utils.command import RUN_STARTED_VARIABLE, TIME_IN_NAMES, Layout
+from utils.settings import AUTO, Config
 from utils.steps import steps
 
 LEFT_VARIABLE = "BOUNDBY_RUN_LEFT"  # set by the runner: the step that runs and those after it

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from utils.command.cli import ROOT, Run
-from utils.command.errors import EnvironmentLacksError, InputError
-from utils.settings.schema import QUICKSTART, Config
+from utils.command import ROOT, EnvironmentLacksError, InputError, Run
+from utils.settings import QUICKSTART, Config
 
 
 def check_machine(run: Run) -> None:
@@ -22,7 +21,7 @@ def check_machine(run: Run) -> None:
 
 def check_settings(config: Config) -> None:
     """Raise EnvironmentLacksError for a device that is not there, InputError for a local file or folder that is not."""
-    from boundby.machine.device import pick_device
+    from boundby.machine import pick_device
 
     try:
         pick_device(config.model.device)
@@ -38,7 +37,7 @@ def check_settings(config: Config) -> None:
 
 def check_model(run: Run) -> None:
     """Load the model, show its summary, and compare batched with one-by-one labels."""
-    from boundby.machine.device import pick_device
+    from boundby.machine import pick_device
     from utils import data
     from utils.models import loading as models
 

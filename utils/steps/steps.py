@@ -16,16 +16,11 @@ import msgspec
 from boundby import __version__, files
 from boundby.cli import PACKAGE, PIPELINE
 from boundby.formatting import Missing, known
-from boundby.machine import environment
-from boundby.machine.energy import gpu_energy
-from boundby.machine.sampler import DeviceLostError
-from utils.command import contents
-from utils.command.artifacts import Layout, started_at
-from utils.command.credentials import removed, without
-from utils.command.errors import InputError
-from utils.models.source import model_files
+from boundby.machine import DeviceLostError, environment, gpu_energy
+from utils.command import InputError, Layout, contents, removed, started_at, without
+from utils.models import model_files
 from utils.quickstart import cache
-from utils.settings.schema import AUTO, QUICKSTART, Config
+from utils.settings import AUTO, QUICKSTART, Config
 
 SCHEMA_VERSION = 1
 NOT_OF_VISITS = ("targets", "evaluation")

@@ -1,1 +1,5 @@
 """Traces told to people and programs: files found and read, one JSON document, text, tables, and what differs."""
+
+from boundby import hand_on
+
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

@@ -9,16 +9,22 @@ import torch
 from boundby import files
 from boundby.capture import CaptureManifest, CaptureOptions, capture
 from boundby.inference import Batch, forward
-from boundby.machine.device import is_gpu, naming_loss
-from boundby.timing.whole_set import Shape
-from boundby.trace import OPERATOR_COLUMNS, analyze, operator_rows, read_trace
-from boundby.trace.memory import MEMORY_COLUMNS, memory_rows
-from boundby.trace.operator_table import table_lines, table_rows
-from utils.baseline.selection import Selection
-from utils.command.artifacts import Layout
-from utils.command.cli import Run
+from boundby.machine import is_gpu, naming_loss
+from boundby.timing import Shape
+from boundby.trace import (
+    MEMORY_COLUMNS,
+    OPERATOR_COLUMNS,
+    analyze,
+    memory_rows,
+    operator_rows,
+    read_trace,
+    table_lines,
+    table_rows,
+)
+from utils.baseline import Selection
+from utils.command import Layout, Run
 from utils.data import Rows
-from utils.models.loading import LoadedModel
+from utils.models import LoadedModel
 from utils.render import flame_graph
 from utils.steps import steps
 from utils.tracing import trace_document as document

@@ -12,14 +12,11 @@ import numpy as np
 from msgspec.structs import asdict
 
 import boundby
-from boundby.trace import Analysis
-from boundby.trace.analysis import Breakdown
-from boundby.trace.kernels import Spread, ncu_command
-from boundby.trace.operator_table import table_rows
+from boundby.trace import Analysis, Breakdown, Spread, ncu_command, table_rows
 from utils.tracing.traces import Examination, Examined, Pair
 
 if TYPE_CHECKING:
-    from boundby.trace.difference import Amount, Change, Part, TimeChange
+    from boundby.trace import Amount, Change, Part, TimeChange
 
 SCHEMA_VERSION = 1
 Document = dict[str, Any]

@@ -4,22 +4,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from boundby.bound.verdict import Verdict, values_of
+from boundby.bound import Verdict, values_of
 from boundby.formatting import NOTHING, clean, listed, number, percent, times
-from boundby.trace import Analysis
-from boundby.trace.analysis import Breakdown, StepTimes
-from boundby.trace.kernels import LaunchStats, Spread, ncu_command
-from boundby.trace.memory import memory_size
-from boundby.trace.operator_table import table_lines, table_rows
-from boundby.trace.operators import frame_name
-from utils.render import plain_text
-from utils.render.blocks import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table
+from boundby.trace import (
+    Analysis,
+    Breakdown,
+    LaunchStats,
+    Spread,
+    StepTimes,
+    frame_name,
+    memory_size,
+    ncu_command,
+    table_lines,
+    table_rows,
+)
+from utils.render import Block, BulletList, CodeBlock, DefinitionList, Heading, Paragraph, Table, plain_text
 from utils.tracing import trace_words as words
 from utils.tracing.traces import Examination, Examined, LeftOut, Pair
 
 if TYPE_CHECKING:
-    from boundby.trace.difference import Change, Diff, Part, StepSpread, TimeChange, Unlike
-    from utils.baseline.document import TracedMemory
+    from boundby.trace import Change, Diff, Part, StepSpread, TimeChange, Unlike
+    from utils.baseline import TracedMemory
 
 TOP = 15
 MOST_STEPS = 8

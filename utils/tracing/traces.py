@@ -8,18 +8,27 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
-from boundby.bound.trace_judgement import Waiting, judge_trace
-from boundby.bound.verdict import Verdict
+from boundby.bound import Verdict, Waiting, judge_trace
 from boundby.formatting import clean, listed
-from boundby.trace import Analysis, NotATrace, OpStat, Trace, analyze, folded_stacks, op_stats, read_trace
-from boundby.trace.kernels import waits_ns
-from boundby.trace.linking import by_process
-from boundby.trace.operator_table import by_name
-from boundby.trace.operators import Grouping, callers
-from utils.command.errors import InputError
+from boundby.trace import (
+    Analysis,
+    Grouping,
+    NotATrace,
+    OpStat,
+    Trace,
+    analyze,
+    by_name,
+    by_process,
+    callers,
+    folded_stacks,
+    op_stats,
+    read_trace,
+    waits_ns,
+)
+from utils.command import InputError
 
 if TYPE_CHECKING:  # a tenth of what is loaded, for `--diff` alone
-    from boundby.trace.difference import Callers, Diff
+    from boundby.trace import Callers, Diff
 
 PATTERNS = ("*.json", "*.json.gz", "*.json.zst")
 RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
@@ -115,7 +124,7 @@ class Pair(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def diff(self) -> "Diff":
         """What differs."""
-        from boundby.trace.difference import diff
+        from boundby.trace import diff
 
         a, b = self.a, self.b
         known = None if a.called_by is None or b.called_by is None else (a.called_by, b.called_by)

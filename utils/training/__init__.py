@@ -1,1 +1,5 @@
 """Training runs: a plain loop to profile, programs recorded from outside, and what their folders hold."""
+
+from boundby import hand_on
+
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

@@ -9,13 +9,11 @@ import numpy as np
 
 from boundby import files
 from boundby.formatting import NOTHING, number
+from boundby.timing import MINIMUM_EFFECT, Comparison
 from boundby.timing import compare as rounds
-from boundby.timing.compare import MINIMUM_EFFECT, Comparison
-from boundby.training import StageTimes
-from boundby.training.steps import Share, StepTable, share_of, step_table, windows
-from utils.command.errors import InputError
-from utils.render import plain_text
-from utils.render.blocks import Block, Paragraph, Table
+from boundby.training import Share, StageTimes, StepTable, share_of, step_table, windows
+from utils.command import InputError
+from utils.render import Block, Paragraph, Table, plain_text
 from utils.training import run_folder
 
 SCHEMA_VERSION = 1

@@ -10,16 +10,14 @@ from typing import Any
 import torch
 
 from boundby import files
-from boundby.bound.verdict import Trial, Tried
+from boundby.bound import Trial, Tried
 from boundby.formatting import NOTHING
-from boundby.machine.device import gpu_source, synchronizer
-from boundby.machine.disturbance import HostCounters, Watch
-from boundby.timing.timer import Timer
-from boundby.training.fixes import Recipe, try_fixes
-from boundby.work.roofline import Interval
-from utils.command.errors import InputError
-from utils.render import plain_text
-from utils.render.blocks import Block, Paragraph, Table
+from boundby.machine import HostCounters, Watch, gpu_source, synchronizer
+from boundby.timing import Timer
+from boundby.training import Recipe, try_fixes
+from boundby.work import Interval
+from utils.command import InputError
+from utils.render import Block, Paragraph, Table, plain_text
 from utils.training import loop, run_folder
 from utils.training.run import Job
 from utils.training.settings import TrainingSettings

@@ -13,8 +13,7 @@ import boundby.training
 from boundby import files
 from boundby.cli import typed
 from boundby.machine import environment
-from utils.command.credentials import removed
-from utils.command.errors import InputError
+from utils.command import InputError, removed
 from utils.training import run_folder
 
 STARTUP = Path(boundby.training.__file__).parent / "startup"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from boundby import files
-from boundby.capture.remarks import summary
+from boundby.capture import summary
 from boundby.training import ProfilerManager
-from utils.command.cli import Terminated
+from utils.command import Terminated
 from utils.training.settings import Plan
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Progress:
 
     def end_step(self, loss: "torch.Tensor | float") -> None:
         """Take in a step, whose loss is the mean over its batches, and write the file if that is due."""
-        from boundby.machine.device import is_host  # which imports torch; a check of a run reads this module without it
+        from boundby.machine import is_host  # which imports torch; a check of a run reads this module without it
 
         now = self._training_s()
         seconds = max(now - self._step_began, 1e-9)

@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from boundby import files
 from boundby.capture import Schedule
-from boundby.machine.device import is_gpu, pick_device
-from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
-from boundby.training.results import RunFiles, publish_cycle
-from utils.command.errors import EnvironmentLacksError, InputError, PipelineError, lacking
+from boundby.machine import is_gpu, pick_device
+from boundby.training import ManagerOptions, ProfilerManager, RunFiles, TimerOptions, publish_cycle
+from utils.command import EnvironmentLacksError, InputError, PipelineError, lacking
 from utils.training import loop, run_folder, tasks
 from utils.training.progress import FILE, Progress
 from utils.training.settings import Plan, TrainingSettings, plan_for

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from utils.settings.schema import Device, Name, Section
+from utils.settings import Device, Name, Section
 
 ModelName = Literal["baseline_cnn", "resnet", "efficientnet"]
 

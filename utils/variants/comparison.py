@@ -8,22 +8,17 @@ from functools import cached_property
 import numpy as np
 
 from boundby import files
-from boundby.bound.verdict import Doubt, Fix, Verdict
+from boundby.bound import Doubt, Fix, Verdict
 from boundby.formatting import Missing, known
-from boundby.inference import ExactnessReport, compare_logits
-from boundby.inference.engines import MOST_CALIBRATION
-from boundby.machine.device import busy_threads, pick_device, synchronizer
-from boundby.timing.stats import estimate
-from boundby.timing.timer import Timer
-from boundby.work.roofline import Interval
-from utils.baseline import instruments
-from utils.baseline.document import OtherVersion, Recommended, Span, VariantRow, Variants, read_document
-from utils.command.artifacts import METRICS_VERSION, Layout
-from utils.command.cli import Run
+from boundby.inference import MOST_CALIBRATION, ExactnessReport, compare_logits
+from boundby.machine import busy_threads, pick_device, synchronizer
+from boundby.timing import Timer, estimate
+from boundby.work import Interval
+from utils.baseline import OtherVersion, Recommended, Span, VariantRow, Variants, instruments, read_document
+from utils.command import METRICS_VERSION, Layout, Run
 from utils.data import DataReceipt, Rows
+from utils.models import LoadedModel, ModelSource
 from utils.models import loading as models
-from utils.models.loading import LoadedModel
-from utils.models.source import ModelSource
 from utils.steps import steps
 from utils.variants import operators, reasons, rounds, stock
 from utils.variants.recommendation import Candidate, Recommendation, Tolerance, recommend, won_back_after

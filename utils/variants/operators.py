@@ -9,11 +9,10 @@ from functools import partial
 
 import torch
 
-from boundby.bound.recording import Recording, program, record
-from boundby.bound.replay import Instruments, OnDevice, OnHost
-from boundby.capture.session import quiet_kineto
-from boundby.machine.device import device_queue, is_host, naming_loss, raise_if_lost
-from boundby.timing.timer import Timer, Work
+from boundby.bound import Instruments, OnDevice, OnHost, Recording, program, record
+from boundby.capture import quiet_kineto
+from boundby.machine import device_queue, is_host, naming_loss, raise_if_lost
+from boundby.timing import Timer, Work
 from utils.variants.reasons import ATTENTION, BETWEEN, CALLS, OTHER, PRODUCTS, ROUNDING, Operators
 from utils.variants.rounds import Measured
 

@@ -17,15 +17,20 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from boundby.bound.attention import attention_backend
+from boundby.bound import attention_backend
 from boundby.formatting import Missing, first_line
-from boundby.machine.device import is_out_of_memory, naming_loss, raise_if_lost, release_memory
-from boundby.machine.memory import MemoryMeter, MemoryUse
-from boundby.machine.sampler import DeviceLostError
-from boundby.timing.stats import estimate
-from boundby.timing.timer import Timer
-from boundby.work.roofline import Interval
-from utils.command.errors import PipelineError
+from boundby.machine import (
+    DeviceLostError,
+    MemoryMeter,
+    MemoryUse,
+    is_out_of_memory,
+    naming_loss,
+    raise_if_lost,
+    release_memory,
+)
+from boundby.timing import Timer, estimate
+from boundby.work import Interval
+from utils.command import PipelineError
 from utils.variants.ways import PACKED, REFERENCE, Refused, Variant, Way, Workshop, called
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15

@@ -9,8 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from utils.baseline.document import Optimal
-from utils.baseline.optimum import GOOD_ENOUGH
+from utils.baseline import GOOD_ENOUGH, Optimal
 from utils.report.pictures.style import (
     ALARM,
     COLOURS,
@@ -27,7 +26,7 @@ from utils.report.pictures.style import (
     picture,
     unit,
 )
-from utils.settings.schema import Targets
+from utils.settings import Targets
 
 RATE = "throughput_samples_per_sec"
 UNKNOWN_TEXT = "not known"

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from utils.models.tasks.sequence_classification.calibration import Calibration
+from utils.models import Calibration
 from utils.report.pictures.style import ALARM, INK, MUTED, Subject, new_figure, number, picture
 
 RIGHT, WRONG = "#0072B2", "#D55E00"

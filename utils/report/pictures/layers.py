@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from boundby.layers.ranking import Ranked, blocks, by_self_time
-from boundby.layers.records import ModelProfile
+from boundby.layers import ModelProfile, Ranked, blocks, by_self_time
 from utils.report.pictures.style import Subject, bars, new_figure, number, picture, shortened
 
 SHOWN = 14

@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.baseline.document import Owner, Trace, TracedMemory
+from utils.baseline import Owner, Trace, TracedMemory
 from utils.report.pictures.style import ALARM, Subject, bars, new_figure, number, picture, shortened, unit
 from utils.report.pictures.timeline import mark_steps
 

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from utils.baseline.columns import COLUMNS
-from utils.baseline.document import Optimal
+from utils.baseline import COLUMNS, Optimal
 from utils.report.pictures.style import INK, STATUS_TEXT, Row, Rows, Subject, new_figure, number, picture
 
 COLOURS = colormaps["YlGnBu"]

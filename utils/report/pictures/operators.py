@@ -6,7 +6,7 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.baseline.document import Operator
+from utils.baseline import Operator
 from utils.report.pictures.style import Subject, bars, new_figure, number, picture, shortened
 
 SHOWN = 12

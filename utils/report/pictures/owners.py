@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from boundby.bound.verdict import Owner, OwnerKind
-from utils.baseline.document import Row
+from boundby.bound import Owner, OwnerKind
+from utils.baseline import Row
 from utils.report.pictures.style import MUTED, Rows, Subject, new_figure, picture
 
 LOOKS: dict[OwnerKind, tuple[str, str]] = {  # colour, and the name in the legend

@@ -10,8 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from boundby.formatting import listed
-from utils.baseline.document import Ceilings, ComputeCeiling, Row
-from utils.baseline.optimum import MEASURED
+from utils.baseline import MEASURED, Ceilings, ComputeCeiling, Row
 from utils.report.pictures.style import (
     ALARM,
     COLOURS,

@@ -12,9 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
-from boundby.bound.verdict import Bound, CauseKind
+from boundby.bound import Bound, CauseKind
 from boundby.formatting import clean
-from utils.baseline.document import Document, Row
+from utils.baseline import Document, Row
 
 Arguments = ParamSpec("Arguments")
 Rows = Sequence[Row]

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.baseline.document import StepMark, Trace, TracedDevice
+from utils.baseline import StepMark, Trace, TracedDevice
 from utils.report.pictures.style import INK, MUTED, Subject, new_figure, number, picture
 from utils.tracing import trace_words as words
 

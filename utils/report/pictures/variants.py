@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from utils.baseline.document import VariantRow, Variants
+from utils.baseline import VariantRow, Variants
 from utils.report.pictures.style import ALARM, Subject, new_figure, number, picture, shortened
 
 ALLOWED, REFUSED, CHOSEN = "#0072B2", "#999999", "#D55E00"

@@ -2,7 +2,7 @@
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from utils.settings.schema import Device, Dtype, FileName, LocalOrHub, Name, Section
+from utils.settings import Device, Dtype, FileName, LocalOrHub, Name, Section
 
 
 class Model(Section):

@@ -11,13 +11,21 @@ from typing import Any
 
 import torch
 
-from boundby.layers.generation import Generation
-from boundby.machine.device import pick_device
-from boundby.timing.whole_set import Shape
-from utils.command.errors import EnvironmentLacksError, InputError
-from utils.models import hub
-from utils.models.loading import DTYPES, most_positions, require_all_used
-from utils.models.source import CODE, FILES, check_code, check_weights, hashed_alone
+from boundby.layers import Generation
+from boundby.machine import pick_device
+from boundby.timing import Shape
+from utils.command import EnvironmentLacksError, InputError
+from utils.models import (
+    CODE,
+    DTYPES,
+    FILES,
+    check_code,
+    check_weights,
+    hashed_alone,
+    hub,
+    most_positions,
+    require_all_used,
+)
 from utils.tracing.layers import Model
 
 IMAGE_SIZE, COLOURS = 224, 3

@@ -8,16 +8,11 @@ from pathlib import Path
 import torch
 
 from boundby.inference import Batch
-from boundby.layers.engine import ObservabilityEngine
-from boundby.layers.ranking import blocks
-from boundby.layers.records import ModelProfile
-from boundby.layers.report import Report
-from boundby.machine import ceilings
-from boundby.machine.device import naming_loss
-from boundby.work.roofline import Limits
-from utils.command.artifacts import LAYER_PROFILE
-from utils.command.cli import Run
-from utils.models.loading import LoadedModel
+from boundby.layers import ModelProfile, ObservabilityEngine, Report, blocks
+from boundby.machine import ceilings, naming_loss
+from boundby.work import Limits
+from utils.command import LAYER_PROFILE, Run
+from utils.models import LoadedModel
 from utils.tracing.layers import LayerSettings, models
 
 SHOWN = 5

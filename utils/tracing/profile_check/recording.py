@@ -11,12 +11,8 @@ from boundby import files
 from boundby.capture import CaptureManifest
 from boundby.cli import typed
 from boundby.trace import Analysis, analyze, read_trace
-from boundby.training import StageTimes, ranks_in, read_stage_times
-from boundby.training.results import MANIFEST, OP_STATS, SUMMARY, goes_on
-from boundby.training.store import DOCUMENT
-from utils.command.artifacts import Layout
-from utils.command.cli import Run
-from utils.command.errors import InputError
+from boundby.training import DOCUMENT, MANIFEST, OP_STATS, SUMMARY, StageTimes, goes_on, ranks_in, read_stage_times
+from utils.command import InputError, Layout, Run
 from utils.steps import steps
 from utils.training import progress, run_folder
 

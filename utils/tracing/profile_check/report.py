@@ -3,11 +3,10 @@
 from dataclasses import asdict
 from typing import Any
 
-from boundby.bound.verdict import OF_STAGES, Fix
+from boundby.bound import OF_STAGES, Fix
 from boundby.formatting import clean, listed, paragraph
-from boundby.training.judgement import TrainingVerdict, judge_training
-from utils.render import plain_text
-from utils.render.blocks import Block, BulletList, Heading, OrderedList, Paragraph
+from boundby.training import TrainingVerdict, judge_training
+from utils.render import Block, BulletList, Heading, OrderedList, Paragraph, plain_text
 from utils.tracing import trace_document as document
 from utils.tracing import trace_text as text
 from utils.tracing.profile_check.recording import Check, Profile

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from boundby.machine.disturbance import NVML_THROTTLED
-from boundby.training import stages
-from boundby.training.records import STEP, StageTimes
-from boundby.training.steps import IN_NO_STAGE, NS_PER_S, StepTable, step_table
+from boundby.machine import NVML_THROTTLED
+from boundby.training import IN_NO_STAGE, NS_PER_S, STEP, StageTimes, StepTable, stages, step_table
 from utils.training.monitor import text
 
 WINDOW = 100  # steps, the newest

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from boundby.training.steps import StepTable
+from boundby.training import StepTable
 
 if TYPE_CHECKING:
     import pandas

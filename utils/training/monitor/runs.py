@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from boundby import files
-from boundby.training.reader import ranks_in, read_stage_times
-from boundby.training.records import StageTimes
-from boundby.training.steps import StepTable, step_table
-from boundby.training.store import DOCUMENT, LOG
+from boundby.training import DOCUMENT, LOG, StageTimes, StepTable, ranks_in, read_stage_times, step_table
 from utils.training.monitor import text
 from utils.training.monitor.alerts import SILENT_S
 

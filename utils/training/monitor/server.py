@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from boundby.cli import PIPELINE
-from utils.command.errors import InputError, lacking
+from utils.command import InputError, lacking
 
 ADDRESS = "127.0.0.1"
 PORT = 8501

@@ -12,11 +12,16 @@ import numpy as np
 import pandas
 import streamlit as st
 
-from boundby.training.judgement import judge_training
-from boundby.training.records import StageTimes
-from boundby.training.results import MANIFEST, OP_STATS, SUMMARY, trace_verdict_of
-from boundby.training.steps import StepTable
-from boundby.training.store import file_name
+from boundby.training import (
+    MANIFEST,
+    OP_STATS,
+    SUMMARY,
+    StageTimes,
+    StepTable,
+    file_name,
+    judge_training,
+    trace_verdict_of,
+)
 from utils.training.monitor import alerts, contrast, text
 from utils.training.monitor.runs import LARGEST_DOCUMENT, LARGEST_DOWNLOAD, Processes, RunEntry, RunFile, RunFolder
 

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from boundby.formatting import duration
-from utils.command.console import printable
+from utils.command import printable
 
 UNKNOWN = "unknown"
 NAME_CHARACTERS, REASON_CHARACTERS = 120, 300

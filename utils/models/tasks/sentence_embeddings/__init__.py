@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils.command.errors import InputError
+from utils.command import InputError
 
 HAS_PREDICTED_LABELS = False
 SCORE = "Neighbours"

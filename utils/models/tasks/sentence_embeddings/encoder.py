@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import AutoModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from utils.command.errors import InputError
+from utils.command import InputError
 
 SAME_COSINE = 0.9999  # below it, neighbours of texts that are much alike can change
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from sklearn.neighbors import NearestNeighbors
 
 from boundby import files
-from boundby.timing.stats import wilson_interval
-from utils.command.artifacts import EvaluationFolder
+from boundby.timing import wilson_interval
+from utils.command import EvaluationFolder
 
 COLUMNS = ("row_id", "label", "label_name", "n_tokens")
 SAMPLE = 5000  # rows among which neighbours are sought: 5000 x 5000 cosines take a second, 370,000 squared hours

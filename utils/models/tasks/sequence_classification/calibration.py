@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from boundby.timing.stats import wilson_interval
+from boundby.timing import wilson_interval
 
 CELLS = 2**16  # of the confidence from 0 to 1
 UNIT = 2.0**-32  # in which confidences are summed: exact from 2**-8 on, where float32 has no finer steps

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from utils.command.errors import InputError
+from utils.command import InputError
 
 
 @dataclass(frozen=True)

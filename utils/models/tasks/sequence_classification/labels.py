@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from utils.command.errors import InputError
+from utils.command import InputError
 from utils.models.tasks import NO_LABELS
 
 SHOWN_LABELS = 5  # of the model's, in a message

@@ -13,7 +13,7 @@ import numpy as np
 
 from boundby import files
 from boundby.formatting import Missing
-from utils.command.artifacts import EvaluationFolder
+from utils.command import EvaluationFolder
 from utils.models.tasks.sequence_classification.calibration import Calibration
 
 SCHEMA_VERSION = 1

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import sklearn.metrics
 
-from boundby.timing.stats import wilson_interval
-from utils.command.artifacts import EvaluationFolder
+from boundby.timing import wilson_interval
+from utils.command import EvaluationFolder
 from utils.models.tasks.sequence_classification import quality
 from utils.models.tasks.sequence_classification.calibration import Reliability, interval
 from utils.models.tasks.sequence_classification.quality import ClassScore, ConfidentMistake, ConfusedPair
