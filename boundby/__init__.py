@@ -60,9 +60,10 @@ def hand_on(room: str, path: str) -> tuple[Callable[[str], Any], Callable[[], li
         if name not in homes:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
         module, attribute = homes[name]
-        if module is None:
-            return importlib.import_module(f"{room}.{attribute}")
-        return getattr(importlib.import_module(f"{room}.{module}"), attribute)
+        home = importlib.import_module(f"{room}.{module}" if module else room)
+        if attribute in vars(home):
+            return vars(home)[attribute]
+        return importlib.import_module(f"{home.__name__}.{attribute}")
 
     return load, lambda: sorted(homes), sorted(homes)
 
