@@ -116,11 +116,11 @@ class Entry(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """Return it in lines, the label before the first."""
         indent = " " * LABEL
-        found = [line for text in self.texts for line in paragraph(text, indent)]
-        found[0] = f"{self.label:<{LABEL}}{found[0][LABEL:]}"
+        lines = [line for text in self.texts for line in paragraph(text, indent)]
+        lines[0] = f"{self.label:<{LABEL}}{lines[0][LABEL:]}"
         if self.command is None:
-            return found
-        return [*found, *([indent + self.command] if self.is_one_line else command_lines(self.command, indent))]
+            return lines
+        return [*lines, *([indent + self.command] if self.is_one_line else command_lines(self.command, indent))]
 
 
 def lines(facts: Facts) -> list[str]:
@@ -144,7 +144,7 @@ def entries(facts: Facts) -> list[Entry]:
     """
     tried = _all_tried(facts)
     causes, doubts, is_one_line = 2, SHOWN_DOUBTS, False
-    while len(_lines(facts, found := _entries(facts, tried, causes, doubts, is_one_line))) > MOST_LINES:
+    while len(_lines(facts, shown := _entries(facts, tried, causes, doubts, is_one_line))) > MOST_LINES:
         if tried and not tried[-1].gains:
             tried = tried[:-1]
         elif doubts > 1:
@@ -157,7 +157,7 @@ def entries(facts: Facts) -> list[Entry]:
             tried = tried[:-1]
         else:
             break
-    return found
+    return shown
 
 
 def badge(facts: Facts) -> str:
@@ -182,8 +182,8 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if value < NEAR_ONE else f"{value:.1f}" if value < TEN else f"{value:,.0f}"
 
 
-def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
-    return [*paragraph(title(facts), "  ", ""), *(line for entry in found for line in entry.lines())]
+def _lines(facts: Facts, shown: Sequence[Entry]) -> list[str]:
+    return [*paragraph(title(facts), "  ", ""), *(line for entry in shown for line in entry.lines())]
 
 
 def _entries(facts: Facts, tried: Sequence["_Tried"], causes: int, doubts: int, is_one_line: bool) -> list[Entry]:
@@ -191,7 +191,7 @@ def _entries(facts: Facts, tried: Sequence["_Tried"], causes: int, doubts: int, 
     where = f"over {texts} texts: " if facts.compared else ""
     known = [
         Entry("Limited by", _limits(facts, causes)),
-        Entry("Tried here", [where + " · ".join(each.said for each in tried)] if tried else []),
+        Entry("Tried here", [where + " · ".join(trial.said for trial in tried)] if tried else []),
         Entry("Next", [_next(step)], step.command, is_one_line) if step else Entry("Next", []),
         Entry("Throughput", _rates(facts)),
         *(Entry(label, [text]) for label, text in facts.scores.items()),
@@ -250,10 +250,10 @@ def _all_tried(facts: Facts) -> list[_Tried]:
     """Return what was tried, the most telling first: over all texts, or else on the batch of the verdict."""
     if facts.compared:
         first, *others = facts.compared
-        ranked = sorted(others, key=lambda each: abs(math.log(each.measured.value)), reverse=True)
-        return [_Tried(_over_all(each), each.measured.low > 1) for each in [first, *ranked][:SHOWN_COMPARED]]
+        ranked = sorted(others, key=lambda way: abs(math.log(way.measured.value)), reverse=True)
+        return [_Tried(_over_all(way), way.measured.low > 1) for way in [first, *ranked][:SHOWN_COMPARED]]
     trials = filter(_is_told, facts.verdict.trials if facts.verdict else ())
-    return [_Tried(_tried(each), each.outcome == "gains") for each in sorted(trials, key=_telling, reverse=True)]
+    return [_Tried(_tried(trial), trial.outcome == "gains") for trial in sorted(trials, key=_telling, reverse=True)]
 
 
 def _over_all(way: Compared) -> str:

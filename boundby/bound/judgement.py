@@ -150,24 +150,24 @@ def judge(forward: Forward | Doubt, evidence: Evidence = NOTHING_ELSE) -> Verdic
         return msgspec.structs.replace(nothing, trials=trials, untried=evidence.tried.untried)
     times = forward.times
     context = _Context(forward, split)
-    found = _found(context, trials)
-    confirmation = _confirmation(found.bound, trials, is_split=split is not None)
-    doubts = [*evidence.doubts, *evidence.tried.doubts, *found.doubts, *_share_doubts(times, context.label.share)]
+    outcome = _decided(context, trials)
+    confirmation = _confirmation(outcome.bound, trials, is_split=split is not None)
+    doubts = [*evidence.doubts, *evidence.tried.doubts, *outcome.doubts, *_share_doubts(times, context.label.share)]
     doubts = list(dict.fromkeys(doubts))
-    said = context.evidence(found.bound)
+    said = context.evidence(outcome.bound)
     if isinstance(evidence.split, Missing):
         said["replay"] = f"the time is not split by owners: {evidence.split.reason}"
     elif split and split.cut:
         said["replay"] = "; ".join(_cut_said(cut, split.seconds) for cut in split.cut)
     gains = untested([*evidence.gains, *context.gains(evidence.gains)], trials)
     return Verdict(
-        bound=found.bound,
-        alternatives=found.alternatives or context.runner_up(found.bound),
-        share_of_limit=context.share_of(found.bound),
-        confidence=_confidence(found, confirmation, doubts),
+        bound=outcome.bound,
+        alternatives=outcome.alternatives or context.runner_up(outcome.bound),
+        share_of_limit=context.share_of(outcome.bound),
+        confidence=_confidence(outcome, confirmation, doubts),
         confirmation=confirmation,
-        gains=_worthwhile(gains, found.bounds, times.isolated_s),
-        evidence=(*said.values(), *(_told(trial, found.bound) for trial in trials)),
+        gains=_worthwhile(gains, outcome.bounds, times.isolated_s),
+        evidence=(*said.values(), *(_trial_line(trial, outcome.bound) for trial in trials)),
         doubts=tuple(doubts),
         trials=trials,
         untried=evidence.tried.untried,
@@ -175,7 +175,7 @@ def judge(forward: Forward | Doubt, evidence: Evidence = NOTHING_ELSE) -> Verdic
         owners=split.owners if split else (),
         limited_by=tuple(_causes(context, evidence.padding, trials)),
         products=split.products if split else None,
-        unsettled=found.unsettled,
+        unsettled=outcome.unsettled,
     )
 
 
@@ -194,7 +194,7 @@ class _Label(msgspec.Struct, frozen=True):
     rivals: tuple[Bound, ...] = ()
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _Outcome(msgspec.Struct, frozen=True):
     """The bound that all evidence leaves, what it may be instead, and why that is not settled."""
 
     bound: Bound
@@ -208,7 +208,7 @@ class _Found(msgspec.Struct, frozen=True):
         return {self.bound, *self.alternatives}
 
 
-def _found(context: "_Context", trials: Sequence[Trial]) -> _Found:
+def _decided(context: "_Context", trials: Sequence[Trial]) -> _Outcome:
     """Return what the trials leave of the evidence."""
     label = context.label
     may_be: tuple[Bound, ...] = tuple(name for name in (label.bound, *label.rivals) if name != "mixed")
@@ -216,13 +216,13 @@ def _found(context: "_Context", trials: Sequence[Trial]) -> _Found:
     left = [name for name in may_be if said[name] != "refutes"]
     unexplained = context.unexplained()
     if may_be and not left:
-        found = _after_refutation(context, may_be, trials)
-        return msgspec.structs.replace(found, unsettled=found.unsettled or unexplained)
+        outcome = _after_refutation(context, may_be, trials)
+        return msgspec.structs.replace(outcome, unsettled=outcome.unsettled or unexplained)
     if not label.rivals:
-        return _Found(label.bound, unsettled=unexplained)
+        return _Outcome(label.bound, unsettled=unexplained)
     confirmed = [name for name in left if said[name] == "confirms"]
     if len(left) == 1 < len(may_be) or len(confirmed) == 1:
-        return _Found((confirmed or left)[0], unsettled=unexplained)
+        return _Outcome((confirmed or left)[0], unsettled=unexplained)
     close = None
     if context.half_width > WIDE:
         text = (
@@ -230,10 +230,10 @@ def _found(context: "_Context", trials: Sequence[Trial]) -> _Found:
             "measurement on a quiet machine would tell"
         )
         close = Unsettled("close", text)
-    return _Found("mixed", tuple(left), unsettled=unexplained or close)
+    return _Outcome("mixed", tuple(left), unsettled=unexplained or close)
 
 
-def _after_refutation(context: "_Context", refuted: Sequence[Bound], trials: Sequence[Trial]) -> _Found:
+def _after_refutation(context: "_Context", refuted: Sequence[Bound], trials: Sequence[Trial]) -> _Outcome:
     """Return the bound that trials put in the place of those they refuted; not settled, if they do not agree on one."""
     speaker = next(trial for trial in trials if trial.says_of(refuted[0]) == "refutes")
     gave = f"{speaker.name} gave {speaker.measured.value:.2f} times the speed"
@@ -241,14 +241,14 @@ def _after_refutation(context: "_Context", refuted: Sequence[Bound], trials: Seq
     confirmed = [name for name in others if confirm(name, trials) == "confirms"]
     if len(confirmed) == 1:
         text = f"its time alone speaks for {_either(refuted)}, which a trial refuted: {gave}"
-        return _Found(confirmed[0], doubts=(Doubt("changed", text),))
+        return _Outcome(confirmed[0], doubts=(Doubt("changed", text),))
     allowed = [name for name in others if confirm(name, trials) != "refutes"]
     text = (
         f"its time alone speaks for {_either(refuted)}, but {gave}, which that does not explain; the trials on "
         "a quiet machine, or a trace of the same batch, would tell"
     )
     alternatives = (*refuted, *allowed)
-    return _Found("mixed", alternatives, unsettled=Unsettled("trials_disagree", text))
+    return _Outcome("mixed", alternatives, unsettled=Unsettled("trials_disagree", text))
 
 
 def _confirmation(bound: Bound, trials: Sequence[Trial], is_split: bool) -> Confirmation:
@@ -260,8 +260,8 @@ def _confirmation(bound: Bound, trials: Sequence[Trial], is_split: bool) -> Conf
         return "confirmed"
     if not is_split:
         return "untested"
-    told = [_came_true(trial) for trial in trials if _is_clear(trial)]
-    return "confirmed" if told and 3 * sum(told) >= 2 * len(told) else "untested"
+    came_true = [_came_true(trial) for trial in trials if _is_clear(trial)]
+    return "confirmed" if came_true and 3 * sum(came_true) >= 2 * len(came_true) else "untested"
 
 
 def _is_clear(trial: Trial) -> bool:
@@ -297,13 +297,13 @@ def _confirming(cause: Cause, trials: Sequence[Trial]) -> Fix | None:
     """Return the fix whose trial bears a cause out."""
     if cause.kind == "padding":
         half = 1 + 0.5 * (1 / (1 - cause.share) - 1)  # of what leaving out that share of the time gives
-        found = [trial for trial in trials if trial.fix.kind == "remove_padding" and trial.measured.low >= half]
+        proofs = [trial for trial in trials if trial.fix.kind == "remove_padding" and trial.measured.low >= half]
     elif cause.kind == "input":
-        found = [trial for trial in trials if trial.fix.kind == "overlap_input" and trial.outcome == "gains"]
+        proofs = [trial for trial in trials if trial.fix.kind == "overlap_input" and trial.outcome == "gains"]
     else:
         bound = OF_OWNERS.get(cause.kind) if cause.kind != "transfer" else None
-        found = [trial for trial in trials if bound is not None and trial.says_of(bound) == "confirms"]
-    return found[0].fix if found else None
+        proofs = [trial for trial in trials if bound is not None and trial.says_of(bound) == "confirms"]
+    return proofs[0].fix if proofs else None
 
 
 def _share_doubts(times: Times, share: float) -> Iterator[Doubt]:
@@ -319,7 +319,7 @@ def _either(bounds: Sequence[Bound]) -> str:
     return " or ".join(map(plain, bounds))
 
 
-def _told(trial: Trial, bound: Bound) -> str:
+def _trial_line(trial: Trial, bound: Bound) -> str:
     """Return a line on what a trial gave, and what it says of the bound."""
     sign, ratio = trial.says_of(bound), trial.measured
     said = f"as predicted, and so it would be for {' and '.join(map(plain, trial.rivals(bound)))}"
@@ -349,8 +349,8 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             "transfer": self.forward.times.transfer_s,
         }
         least = self.forward.times.isolated_s.value
-        found = [(kind, seconds) for kind, seconds in named.items() if seconds is not None and seconds >= least]
-        return dict(sorted(found, key=lambda item: -item[1]))
+        slow = [(kind, seconds) for kind, seconds in named.items() if seconds is not None and seconds >= least]
+        return dict(sorted(slow, key=lambda item: -item[1]))
 
     @cached_property
     def label(self) -> _Label:
@@ -380,11 +380,11 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
     def shares(self) -> Mapping[Bound, float]:
         """The share of the time by bound: of its owners, or of its least time by the limits."""
         if self.split is None:
-            found, seconds = self.forward.attribution, self.forward.times.working_s.value
+            attribution, seconds = self.forward.attribution, self.forward.times.working_s.value
             least: dict[Bound, float] = {
-                "compute": found.compute_s / seconds,
-                "memory": found.memory_s / seconds,
-                "launch": found.launch_share,
+                "compute": attribution.compute_s / seconds,
+                "memory": attribution.memory_s / seconds,
+                "launch": attribution.launch_share,
             }
             return {**least, "under_utilised": max(0.0, 1 - sum(least.values()))}
         sums = dict.fromkeys(OF_OWNERS.values(), 0.0)
@@ -397,7 +397,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
         if self.split is not None:
             whole = seconds = self.split.seconds
             if self.unexplained():  # the batch took longer when it was run again: no part is more than all of that
-                whole = max(seconds, sum(max(0.0, each.seconds) for each in self.split.owners))
+                whole = max(seconds, sum(max(0.0, owner.seconds) for owner in self.split.owners))
             net: dict[CauseKind, float] = {
                 owner.kind: owner.seconds * (1 - (owner.padding_share or 0.0)) / whole for owner in self.split.owners
             }
@@ -423,7 +423,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
     def half_width(self) -> float:
         """Half of the widest interval that the bound rests on, as a share of its value."""
         known = [self.forward.times.isolated_s, self.forward.times.working_s, self.forward.limits.flops_per_s]
-        return max((each.high - each.low) / (2 * each.value) for each in known)
+        return max((interval.high - interval.low) / (2 * interval.value) for interval in known)
 
     def _bound(self) -> tuple[Bound, float]:
         """Return the bound, and the time that this limit alone needs over the time measured."""
@@ -566,11 +566,11 @@ def _factor(gain: Gain) -> float:
     return min(gain.at_most, gain.predicted.value) if gain.predicted else gain.at_most
 
 
-def _confidence(found: _Found, confirmation: Confirmation, doubts: Sequence[Doubt]) -> Confidence:
+def _confidence(outcome: _Outcome, confirmation: Confirmation, doubts: Sequence[Doubt]) -> Confidence:
     """Return how sure the bound is, by the rule in docs/method.md."""
-    if found.unsettled or found.bound == "inconclusive" or "share" in [doubt.kind for doubt in doubts]:
+    if outcome.unsettled or outcome.bound == "inconclusive" or "share" in [doubt.kind for doubt in doubts]:
         return "low"
-    is_doubted = bool(doubts) or found.bound == "mixed"
+    is_doubted = bool(doubts) or outcome.bound == "mixed"
     if confirmation == "confirmed":
         return "medium" if is_doubted else "high"
     return "low" if is_doubted else "medium"

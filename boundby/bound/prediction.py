@@ -98,7 +98,7 @@ class _Known:
                 continue
             least_s += self.issuing_s(fix)
             seconds = [
-                self.replay.in_order_s.value * each + self.between_s for each in (ratio.value, ratio.low, ratio.high)
+                self.replay.in_order_s.value * end + self.between_s for end in (ratio.value, ratio.low, ratio.high)
             ]
             noise = math.log(seconds[2] / seconds[1]) / 2 if self.replay.rounds >= LEAST_ROUNDS else ONE_ROUND_ERROR
             yield self.gain(

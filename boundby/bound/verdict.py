@@ -672,7 +672,7 @@ class Verdict(msgspec.Struct, frozen=True):
             raise TypeError(f"a verdict is a mapping, not {type(values).__name__}")
         kinds = values.get("doubt_kinds", [doubt.partition(":")[0] for doubt in values["doubts"]])
         trials = [trial for trial in values.get("trials", ()) if "measured" in trial]
-        untried = [{**_with_fix(each), "kind": each["why"]} for each in values.get("untried", ())]
+        untried = [{**_with_fix(value), "kind": value["why"]} for value in values.get("untried", ())]
         kind = values.get("unsettled")
         return msgspec.convert(
             {

@@ -84,7 +84,7 @@ WEIGHTS = (torch.ones(8), torch.ones(8))
 
 
 def replayed(forward, **options):
-    given = {name: options.pop(name) for name in ("watch", "queue", "told", "replay_s") if name in options}
+    given = {name: options.pop(name) for name in ("watch", "queue", "tell", "replay_s") if name in options}
     return replay(forward, Bench(Timer(MACHINE.clock), **{"watch": FakeWatch(), "trials_s": 0.0, **given}), **options)
 
 
@@ -133,7 +133,7 @@ def test_what_the_budget_does_not_reach_is_named_with_its_time(machine):
 @pytest.mark.parametrize("budget_s", [20.0, 60.0])
 def test_replays_end_with_their_budget_and_tell_how_much_of_it_is_left(machine, budget_s):
     left: list[float] = []
-    found = replayed(model(torch.ones(4, 8), WEIGHTS), replay_s=budget_s, told=lambda _, left_s: left.append(left_s))
+    found = replayed(model(torch.ones(4, 8), WEIGHTS), replay_s=budget_s, tell=lambda _, left_s: left.append(left_s))
     assert found.seconds <= budget_s and left == sorted(left, reverse=True) and left[-1] >= 0
 
 

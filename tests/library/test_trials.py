@@ -211,7 +211,7 @@ def test_what_does_not_fit_into_the_seconds_is_not_begun(clock):
 
     dear = Candidate(Fix("fuse_operators"), made, setup_s=30.0)
     said: list[str] = []
-    options = {"trials_s": 10.0, "told": lambda text, left_s: said.append(text)}
+    options = {"trials_s": 10.0, "tell": lambda text, left_s: said.append(text)}
     found = tried(clock, takes(clock, FORWARD_S), dear, changed_to(takes(clock, FORWARD_S)), **options)
     assert len(said) == 2 and said[0].startswith("trial: ")
     [untried] = found.untried

@@ -38,7 +38,7 @@ FLOPS_PER_S = 1.25 * FLOPS_PER_TOKEN / SECONDS_PER_TOKEN  # they reach 80 % of t
 EVEN = ["a b c d e f g h"] * 8
 UNEVEN = ["a b c d e f g h", "a b", "a b c", "a b c"]  # as a batch of four: 16 real and 32 padded tokens
 ENERGY = ("energy_per_sample_j", "energy_per_sample_net_j")
-DIAGNOSED = {column.name for column in COLUMNS if column.found}
+DIAGNOSED = {column.name for column in COLUMNS if column.diagnosed}
 WORK = ("flops_per_batch", "useful_flops_pct", "bytes_per_batch", "flops_per_sec", "share_of_ceiling_pct")
 
 
@@ -176,7 +176,7 @@ def tried(verdict: Verdict) -> list[str]:
 
 
 def values(finding: Finding) -> dict[str, Any]:
-    return {column.name: column.found(finding) for column in COLUMNS if column.found}
+    return {column.name: column.diagnosed(finding) for column in COLUMNS if column.diagnosed}
 
 
 def raising(error: BaseException, from_rows: int = 5) -> Callable[[int, int], None]:

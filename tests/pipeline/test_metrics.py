@@ -182,7 +182,7 @@ def test_every_none_has_a_reason_and_every_reason_a_none() -> None:
         unknown = {name for name in NAMES if row[name] is None}
         assert set(row["reasons"]) == unknown
         assert all(row["reasons"].values())
-        assert {column.name for column in COLUMNS if column.found} <= unknown
+        assert {column.name for column in COLUMNS if column.diagnosed} <= unknown
 
 
 def test_memory_is_the_most_of_all_visits_in_mb() -> None:

@@ -176,7 +176,7 @@ def test_the_largest_batch_that_fits_is_told_for_usual_sizes(field):
     assert {batch["gb"]: batch["samples"] for batch in found["fits"]} == {
         8: 1239, 16: 2679, 24: 4119, 48: 8439, 80: 14199, 141: 25179,
     }  # fmt: skip
-    assert memory.told(found).startswith(
+    assert memory.forecast_in_words(found).startswith(
         "Batches of the longest texts (200 tokens) take 1 GB and 5 MB for each text. The largest that fit: 1,239"
     )
 
@@ -185,7 +185,7 @@ def test_what_the_sweep_does_not_tell_has_a_reason():
     counted = Demand(TOKENS, ((0, PER_TEXT),))
     for demands, why in ({TOKENS: counted}, "the peaks of 2"), ({TOKENS: Missing("no")}, "no"), ({}, "not counted"):
         found = memory.forecast(visits([1, 8], "process_peak_bytes"), demands)
-        assert found["model"] is None and why in memory.told(found)
+        assert found["model"] is None and why in memory.forecast_in_words(found)
 
 
 def test_what_the_largest_batches_hold_is_counted_once_for_each_length():

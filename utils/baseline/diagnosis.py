@@ -170,7 +170,7 @@ class _Case:
         configured = self.subject.ceilings.configured(self.row["dtype"])
         watch = None if self.on_host else self.subject.bench.watch.start()
         energy, net = self._energy()
-        slowed = [each.text for each in watch.stop().on_the_device()] if watch else []
+        slowed = [disturbance.text for disturbance in watch.stop().on_the_device()] if watch else []
         if slowed and not isinstance(energy, Missing):
             text = f"while energy was measured {'; '.join(slowed)}"
             verdict = structs.replace(verdict, doubts=(*verdict.doubts, Doubt("disturbed", text)))
@@ -251,8 +251,8 @@ class _Case:
             fixes.compiled(subject),
         ]
         return (
-            [each for each in offered if isinstance(each, Candidate)],
-            [each for each in offered if isinstance(each, Untried)],
+            [candidate for candidate in offered if isinstance(candidate, Candidate)],
+            [candidate for candidate in offered if isinstance(candidate, Untried)],
         )
 
     def _compared(self, batch: Batch) -> fixes.Subject:
