@@ -25,7 +25,7 @@ Bound = Literal[
     "inconclusive",
 ]
 Confidence = Literal["high", "medium", "low"]
-Confirmation = Literal["confirmed", "contradicted", "untested"]  # "contradicted" is of older versions alone
+Confirmation = Literal["confirmed", "untested"]
 Outcome = Literal["gains", "no_change", "loses"]
 Sign = Literal["confirms", "ambiguous", "too_uncertain", "refutes", "silent"]
 TrialSource = Literal["pairs", "sweep"]
@@ -663,24 +663,18 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
-        """Return the verdict that `as_dict` gave, without what its trials expected; one of an older version, too.
+        """Return the verdict that `as_dict` gave, without what its trials expected.
 
-        Older ones lack what they did not know. Their trials, which were of another kind, are left out, and gains whose
-        fix has no kind. Raises LookupError, TypeError or ValueError.
+        Raises LookupError, TypeError or ValueError.
         """
-        if not isinstance(values, Mapping):
-            raise TypeError(f"a verdict is a mapping, not {type(values).__name__}")
-        kinds = values.get("doubt_kinds", [doubt.partition(":")[0] for doubt in values["doubts"]])
-        trials = [trial for trial in values.get("trials", ()) if "measured" in trial]
-        untried = [{**_with_fix(value), "kind": value["why"]} for value in values.get("untried", ())]
-        kind = values.get("unsettled")
+        kind = values["unsettled"]
         return msgspec.convert(
             {
                 **values,
-                "gains": [_with_fix(gain) for gain in values["gains"] if "kind" in gain],
-                "doubts": [values_of(doubt) for doubt in doubts_of({**values, "doubt_kinds": kinds})],
-                "trials": [_with_fix(trial) for trial in trials],
-                "untried": untried,
+                "gains": [_with_fix(gain) for gain in values["gains"]],
+                "doubts": [values_of(doubt) for doubt in doubts_of(values)],
+                "trials": [_with_fix(trial) for trial in values["trials"]],
+                "untried": [{**_with_fix(untried), "kind": untried["why"]} for untried in values["untried"]],
                 "unsettled": {"kind": kind, "text": values["would_settle"]} if kind else None,
             },
             Verdict,

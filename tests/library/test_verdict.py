@@ -201,7 +201,6 @@ def test_a_bound_that_a_trial_refutes_is_not_settled_where_nothing_else_takes_it
         assert (found.bound, found.confirmation, found.confidence) == ("mixed", "untested", "low")
         assert (found.settled, found.unsettled.kind, found.alternatives) == (False, "trials_disagree", ("compute",))
         assert "1 of 2 threads gave 1.00 times the speed" in found.unsettled.text
-        assert "contradicted" not in str(found.as_dict())
 
 
 def test_the_bound_that_a_trial_confirms_takes_the_place_of_the_one_it_refutes():
@@ -453,16 +452,6 @@ def test_a_verdict_prints_as_a_sentence():
             "not settled: a quieter machine"
         )
     )
-
-
-def test_a_verdict_of_an_older_version_is_read_without_what_it_did_not_know():
-    plain = json.loads(json.dumps(FULL.as_dict()))
-    older = {name: plain[name] for name in ("bound", "alternatives", "share_of_limit", "confidence", "evidence")}
-    older |= {"doubts": [], "doubt_kinds": [], "confirmation": "contradicted"}
-    older["gains"] = [{**plain["gains"][0], "measured": None}]
-    older["trials"] = [{"trial": "the batch doubled", "kind": "double_batch", "settings": {}, "value": 0.5, "low": 0.4}]
-    found = Verdict.from_dict(older)
-    assert (found.confirmation, found.trials, found.settled, found.reference) == ("contradicted", (), True, None)
 
 
 def test_a_fix_of_no_known_kind_is_refused():
