@@ -151,7 +151,7 @@ def _gains(row: Mapping[str, Any], ceilings: Ceilings) -> Iterator[Gain]:
     configured = ceilings.configured(row["dtype"])
     if configured is None or row["dtype"] != "float32":
         return
-    for each in (ceilings.best("float32"), ceilings.best("bfloat16")):
-        ratio = each.flops_per_s / configured.flops_per_s
-        setting = Fix("matmul_precision", {"precision": each.precision}) if each.precision else None
-        yield Gain(setting or Fix("dtype", {"dtype": each.dtype}), ratio, f"its limit is {ratio:.2f} times as high")
+    for ceiling in (ceilings.best("float32"), ceilings.best("bfloat16")):
+        ratio = ceiling.flops_per_s / configured.flops_per_s
+        setting = Fix("matmul_precision", {"precision": ceiling.precision}) if ceiling.precision else None
+        yield Gain(setting or Fix("dtype", {"dtype": ceiling.dtype}), ratio, f"its limit is {ratio:.2f} times as high")
