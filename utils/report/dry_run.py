@@ -14,7 +14,7 @@ from pathlib import Path
 
 from boundby.formatting import Missing, known
 from boundby.formatting import number as digits
-from utils.baseline import Document, OtherVersion, read_document, forecast_in_words
+from utils.baseline import Document, OtherVersion, forecast_in_words, read_document
 from utils.command import METRICS_VERSION, Layout, Run, command
 from utils.quickstart import cache
 from utils.settings import QUICKSTART, Config
