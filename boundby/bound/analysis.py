@@ -18,7 +18,7 @@ from boundby.bound.judgement import IDLE_DEVICE, NOTHING_ELSE, Evidence, Forward
 from boundby.bound.prediction import Batches, predictions
 from boundby.bound.replay import Lengths, Setting, replay
 from boundby.bound.split import Replay, Split, split
-from boundby.bound.trials import Candidate, coarser_products, fewer_threads, graph_replay, try_out
+from boundby.bound.trials import Candidate, fewer_threads, graph_replay, reduced_precision_matmul, try_out
 from boundby.bound.verdict import Doubt, Fix, Gain, Reference, Verdict
 from boundby.formatting import Missing, first_line
 from boundby.machine import Ceilings, raise_if_lost
@@ -175,7 +175,7 @@ def of_any_callable(machine: Machine, bench: Bench, work: Work, bare: Work) -> I
     """
     precision = machine.faster_precision
     fixes = [fewer_threads(work)] if bench.on_host else []
-    fixes += [coarser_products(work, *precision)] if precision else []
+    fixes += [reduced_precision_matmul(work, *precision)] if precision else []
     fixes += [] if bench.on_host else [graph_replay(bare, IDLE_DEVICE)]
     yield from filter(None, fixes)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from boundby.bound.verdict import Bound, Cause, CauseKind, Products, Trial, Verdict
+from boundby.bound.verdict import Bound, Cause, CauseKind, MatmulSpeed, Trial, Verdict
 from boundby.formatting import clean, command_lines, paragraph
 from boundby.work import Interval
 
@@ -23,20 +23,20 @@ NEAR_ONE, TEN, HUNDRED = 1.3, 10, 100
 NOT_YET = "not measured yet"
 CAUSES: dict[CauseKind, str] = {
     "padding": "padding: {share} of the time goes into padding tokens",
-    "compute": "arithmetic: at this machine's full speed it alone takes {share} of the time",
-    "memory": "memory: moving the data at full speed alone takes {share} of the time",
-    "kernels": "operators slow at these shapes: {share} of the time, even when run alone",
+    "compute": "compute: at this machine's peak it alone takes {share} of the time",
+    "memory": "memory: moving the data at peak bandwidth alone takes {share} of the time",
+    "kernels": "kernels below peak: {share} of the time, even when run alone",
     "around": "cold caches and waiting threads: {share} of the time, gone when the operators run alone",
-    "host": "Python and dispatch between the operators: {share} of the time",
-    "remainder": "not known: {share} of the time has no owner",
+    "host": "dispatch overhead: Python and the dispatcher between operators take {share} of the time",
+    "unexplained": "unexplained: {share} of the time did not show again in the replays",
     "input": "preparing the input: {share} of the time of input and forward together",
-    "transfer": "bringing the input to the device: {share} of the time of input and forward together",
+    "transfer": "copying the input to the device: {share} of the time of input and forward together",
 }
-BOUNDS: dict[Bound, str] = {  # where the time has no owners
-    "compute": "arithmetic: the time goes into matrix products and attention",
+BOUNDS: dict[Bound, str] = {  # where the time has no parts
+    "compute": "compute: the time goes into matmul and attention",
     "memory": "memory: the time goes into moving data",
-    "launch": "issuing operators: many small ones take longer to issue than to run",
-    "transfer": "bringing the input to the device, which takes as long as the work there",
+    "launch": "dispatch overhead: many small operators take longer to dispatch than to run",
+    "transfer": "copying the input to the device, which takes as long as the work there",
     "input": "preparing the input, which takes at least as long as the forward",
     "optimizer": "updating the weights",
     "communication": "waiting for other devices",
@@ -206,20 +206,20 @@ def _limits(facts: Facts, most: int) -> list[str]:
         return [facts.why_not or "not known: nothing was measured"]
     first, others = verdict.limited_by[:1], verdict.limited_by[1:most]
     causes = [*first, *(cause for cause in others if cause.share >= LEAST_SHARE)]
-    named = [_cause(cause, verdict.products) for cause in causes]
+    named = [_cause(cause, verdict.matmul) for cause in causes]
     if not named:
         named = [BOUNDS.get(verdict.bound) or facts.why_not or "not known: the times do not tell"]
     opening = f"{named[0]} {_standing(verdict, bool(facts.compared))}".rstrip()
     return [opening, *(f"then {words}" for words in named[1:])]
 
 
-def _cause(cause: Cause, products: Products | None) -> str:
+def _cause(cause: Cause, matmul: MatmulSpeed | None) -> str:
     """Return what a cause is and its share of the time, or of padding that of the arithmetic where it is known."""
-    if cause.kind == "padding" and cause.arithmetic_share:
-        return f"padding: {100 * cause.arithmetic_share:.0f} % of the arithmetic is for padding tokens"
-    if cause.kind == "kernels" and products:
-        inside, alone = (f"{100 * share:.0f} %" for share in (products.in_model, products.alone))
-        return f"matrix products at these shapes: {inside} of this machine's peak, {alone} when run alone"
+    if cause.kind == "padding" and cause.flops_share:
+        return f"padding: {100 * cause.flops_share:.0f} % of the FLOPs are for padding tokens"
+    if cause.kind == "kernels" and matmul:
+        inside, alone = (f"{100 * share:.0f} %" for share in (matmul.in_model, matmul.alone))
+        return f"matmul kernels at these shapes: {inside} of this machine's peak, {alone} when run alone"
     return CAUSES[cause.kind].format(share=f"{100 * cause.share:.0f} %")
 
 
@@ -237,7 +237,7 @@ def _standing(verdict: Verdict, elsewhere: bool) -> str:
     said = f"{proof.name} gave {_digits(proof.measured.value)}×{' on this batch' if elsewhere else ''}"
     if cause.kind == "host" and proof.fix.kind == "threads":  # a loss bears it out, since it is a small one
         shared = float(proof.fix.settings["threads"]) / float(proof.fix.settings["instead_of"])
-        said += f", where arithmetic would give {_digits(shared)}×"
+        said += f", where compute-bound work would give {_digits(shared)}×"
     return f"[confirmed: {said}]"
 
 

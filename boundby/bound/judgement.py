@@ -1,6 +1,6 @@
 """What limits one forward, how sure that is, and what the best fix could gain.
 
-Where the forward was replayed, the owner with most of its time is what limits it (`boundby.bound`). Where it was not,
+Where the forward was replayed, the part with most of its time is what limits it (`boundby.bound`). Where it was not,
 the least time of all operators (`boundby.work`), as a share of the measured time, says how close it is to what the
 machine can do, and the kind of limit with most of that time is the bound. Trials come last and weigh most: a bound that
 one of them refutes gives way to the one that they confirm, or the verdict is not settled.
@@ -26,7 +26,7 @@ from boundby.bound.verdict import (
     Doubt,
     Fix,
     Gain,
-    OwnerKind,
+    PartKind,
     Reference,
     Sign,
     Trial,
@@ -45,11 +45,11 @@ IDLE_DEVICE = 0.25  # of the time from idle to idle in which the device waited f
 UNDER_UTILISED = 0.35  # of the time explained by the limits
 CLEAR = 0.6  # share of one kind of work, below which the bound is mixed
 MOST_SHARE = 1.02  # of the upper end of the time, before the limits themselves are doubted
-REPLAY_ERROR = 0.12  # of an owner's seconds: owners that are no further apart are not told apart
+REPLAY_ERROR = 0.12  # of a part's seconds: parts that are no further apart are not told apart
 WIDE = 0.10  # half of an interval, as a share: with a narrower one a bound on the edge is on the edge
 UNEXPLAINED = 0.25  # of the time, which did not show when the forward was run again
 MOST_UNEXPLAINED = 0.5  # of the time, to call anything else what limits
-LEAST_CAUSE = 0.02  # of the time, for an owner to be named
+LEAST_CAUSE = 0.02  # of the time, for a part to be named
 LEAST_RIVAL = 0.2  # of the time, for a bound to be what limits after all
 CLEAR_PREDICTION = 1.1  # a factor, or one over it, that shows whether a prediction came true
 SAID: dict[Sign, str] = {
@@ -61,8 +61,8 @@ SAID: dict[Sign, str] = {
 
 Brought = Literal["input", "transfer"]
 
-# What an owner of the time counts for.
-OF_OWNERS: dict[OwnerKind, Bound] = {
+# What a part of the time counts for.
+BOUND_OF_PART: dict[PartKind, Bound] = {
     "compute": "compute",
     "memory": "memory",
     "host": "launch",
@@ -117,7 +117,7 @@ class Forward(msgspec.Struct, frozen=True, dict=True):
 class Evidence(msgspec.Struct, frozen=True):
     """What is known beside the forward itself.
 
-    `split` is whose the time of the `reference` batch is, or why that is not known; None: nobody asked. `padding` is
+    `split` is where the time of the `reference` batch goes, or why that is not known; None: nobody asked. `padding` is
     the share of the FLOPs that is for padding. `gains` are those that the caller knows of. `doubts` are about the
     measurement and lower the confidence.
     """
@@ -156,7 +156,7 @@ def judge(forward: Forward | Doubt, evidence: Evidence = NOTHING_ELSE) -> Verdic
     doubts = list(dict.fromkeys(doubts))
     said = context.evidence(outcome.bound)
     if isinstance(evidence.split, Missing):
-        said["replay"] = f"the time is not split by owners: {evidence.split.reason}"
+        said["replay"] = f"where the time goes is not known: {evidence.split.reason}"
     elif split and split.cut:
         said["replay"] = "; ".join(_cut_said(cut, split.seconds) for cut in split.cut)
     gains = untested([*evidence.gains, *context.gains(evidence.gains)], trials)
@@ -172,9 +172,9 @@ def judge(forward: Forward | Doubt, evidence: Evidence = NOTHING_ELSE) -> Verdic
         trials=trials,
         untried=evidence.tried.untried,
         reference=evidence.reference,
-        owners=split.owners if split else (),
+        breakdown=split.breakdown if split else (),
         limited_by=tuple(_causes(context, evidence.padding, trials)),
-        products=split.products if split else None,
+        matmul=split.matmul if split else None,
         unsettled=outcome.unsettled,
     )
 
@@ -252,7 +252,7 @@ def _after_refutation(context: "_Context", refuted: Sequence[Bound], trials: Seq
 
 
 def _confirmation(bound: Bound, trials: Sequence[Trial], is_split: bool) -> Confirmation:
-    """Return whether trials bear the bound out: by what they are expected to give, or by predictions from its owners.
+    """Return whether trials bear the bound out: by what they are expected to give, or by predictions from its parts.
 
     Of the predictions that a trial can tell from no change, most have to come true.
     """
@@ -265,7 +265,7 @@ def _confirmation(bound: Bound, trials: Sequence[Trial], is_split: bool) -> Conf
 
 
 def _is_clear(trial: Trial) -> bool:
-    """Tell whether the trial shows if the prediction came true: it was made from owners, and is not of no change."""
+    """Tell whether the trial shows if the prediction came true: it was made from parts, and is not of no change."""
     predicted = trial.predicted
     return predicted is not None and not 1 / CLEAR_PREDICTION < predicted.value < CLEAR_PREDICTION
 
@@ -276,18 +276,18 @@ def _came_true(trial: Trial) -> bool:
 
 
 def _causes(context: "_Context", padding: float | None, trials: Sequence[Trial]) -> list[Cause]:
-    """Return what limits, most of the time first: padding, what brings the input, and owners without their padding."""
+    """Return what limits, most of the time first: padding, what brings the input, and parts without their padding."""
     forward_s = context.forward.times.isolated_s.value
     whole_s = forward_s + sum(context.brought.values())
     causes = [Cause(kind, seconds / whole_s) for kind, seconds in context.brought.items()]
     net, wasted = context.net_shares(padding)
     of_forward = forward_s / whole_s
     if wasted:
-        causes.append(Cause("padding", wasted * of_forward, arithmetic_share=padding))
+        causes.append(Cause("padding", wasted * of_forward, flops_share=padding))
     causes += [
         Cause(kind, share * of_forward)
         for kind, share in net.items()
-        if kind != "remainder" or share > MOST_UNEXPLAINED
+        if kind != "unexplained" or share > MOST_UNEXPLAINED
     ]
     ranked = sorted((cause for cause in causes if cause.share >= LEAST_CAUSE), key=lambda cause: -cause.share)
     return [msgspec.structs.replace(cause, confirmed_by=_confirming(cause, trials)) for cause in ranked]
@@ -301,7 +301,7 @@ def _confirming(cause: Cause, trials: Sequence[Trial]) -> Fix | None:
     elif cause.kind == "input":
         proofs = [trial for trial in trials if trial.fix.kind == "overlap_input" and trial.outcome == "gains"]
     else:
-        bound = OF_OWNERS.get(cause.kind) if cause.kind != "transfer" else None
+        bound = BOUND_OF_PART.get(cause.kind) if cause.kind != "transfer" else None
         proofs = [trial for trial in trials if bound is not None and trial.says_of(bound) == "confirms"]
     return proofs[0].fix if proofs else None
 
@@ -378,7 +378,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def shares(self) -> Mapping[Bound, float]:
-        """The share of the time by bound: of its owners, or of its least time by the limits."""
+        """The share of the time by bound: of its parts, or of its least time by the limits."""
         if self.split is None:
             attribution, seconds = self.forward.attribution, self.forward.times.working_s.value
             least: dict[Bound, float] = {
@@ -387,19 +387,19 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
                 "launch": attribution.launch_share,
             }
             return {**least, "under_utilised": max(0.0, 1 - sum(least.values()))}
-        sums = dict.fromkeys(OF_OWNERS.values(), 0.0)
-        for kind, bound in OF_OWNERS.items():
+        sums = dict.fromkeys(BOUND_OF_PART.values(), 0.0)
+        for kind, bound in BOUND_OF_PART.items():
             sums[bound] += self.split.share(kind)
         return {bound: max(0.0, share) for bound, share in sums.items()}
 
     def net_shares(self, padding: float | None) -> tuple[dict[CauseKind, float], float | None]:
-        """Return the share of the time by owner without its padding, and that of all padding."""
+        """Return the share of the time by part without its padding, and that of all padding."""
         if self.split is not None:
             whole = seconds = self.split.seconds
             if self.unexplained():  # the batch took longer when it was run again: no part is more than all of that
-                whole = max(seconds, sum(max(0.0, owner.seconds) for owner in self.split.owners))
+                whole = max(seconds, sum(max(0.0, part.seconds) for part in self.split.breakdown))
             net: dict[CauseKind, float] = {
-                owner.kind: owner.seconds * (1 - (owner.padding_share or 0.0)) / whole for owner in self.split.owners
+                part.kind: part.seconds * (1 - (part.padding_share or 0.0)) / whole for part in self.split.breakdown
             }
             wasted_of_all = self.split.padding_share
             return net, wasted_of_all and wasted_of_all * seconds / whole
@@ -410,7 +410,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
 
     def unexplained(self) -> Unsettled | None:
         """Return why nothing is settled where much of the time did not show again."""
-        rest = self.split.share("remainder") if self.split else 0.0
+        rest = self.split.share("unexplained") if self.split else 0.0
         if abs(rest) <= UNEXPLAINED:
             return None
         text = (

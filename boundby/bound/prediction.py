@@ -1,6 +1,6 @@
 """What each fix would do to the time of a forward, from its replays and shapes, with a bound that limits alone set.
 
-A prediction is made of what was timed: operators in order under a setting, shorter forwards, the owners of the time.
+A prediction is made of what was timed: operators in order under a setting, shorter forwards, the parts of the time.
 Its 90 % interval joins the noise of the rounds and the error of the rule, which was calibrated on models whose fixes
 were then tried (docs/method.md). A bound takes nothing but the measured limits and the work that must remain.
 """

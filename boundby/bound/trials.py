@@ -243,14 +243,14 @@ def fewer_threads(work: Work, number: int | None = None) -> Candidate | None:
 
 
 # A faster kind of product can help neither what the host limits nor, by itself, tell compute from memory.
-FASTER_PRODUCTS: Mapping[Bound, tuple[float, float]] = {
+FASTER_MATMUL: Mapping[Bound, tuple[float, float]] = {
     "compute": (0.0, INFINITE),
     "memory": (0.0, INFINITE),
     "launch": (0.0, 1.05 / LARGEST),
 }
 
 
-def coarser_products(
+def reduced_precision_matmul(
     work: Work, precision: str, ceiling_ratio: float, same_labels: Callable[[], SameLabels | None] | None = None
 ) -> Candidate | None:
     """Return the trial of another precision of float32 products, whose limit is `ceiling_ratio` times as high.
@@ -261,7 +261,7 @@ def coarser_products(
         return None
     fix = Fix("matmul_precision", {"precision": precision})
     return Candidate(
-        fix, lambda: Made(work, same_labels), setting=lambda: matmul_precision(precision), expected=FASTER_PRODUCTS
+        fix, lambda: Made(work, same_labels), setting=lambda: matmul_precision(precision), expected=FASTER_MATMUL
     )
 
 

@@ -35,13 +35,13 @@ REPLAY = Replay(
 
 
 def seconds(replay: Replay, measured_s: float | None = None) -> dict[str, float]:
-    return {owner.kind: owner.seconds for owner in split(replay, LIMITS, measured_s).owners}
+    return {part.kind: part.seconds for part in split(replay, LIMITS, measured_s).breakdown}
 
 
 def test_the_owners_add_up_to_the_measured_time():
-    expected = {"compute": 2.0, "memory": 1.0, "kernels": 2.5, "around": 4.0, "host": 6.5, "remainder": 0.0}
+    expected = {"compute": 2.0, "memory": 1.0, "kernels": 2.5, "around": 4.0, "host": 6.5, "unexplained": 0.0}
     assert seconds(REPLAY) == expected
-    assert seconds(REPLAY, measured_s=15.0) == expected | {"remainder": -1.0}
+    assert seconds(REPLAY, measured_s=15.0) == expected | {"unexplained": -1.0}
     assert sum(seconds(REPLAY, measured_s=15.0).values()) == 15.0
 
 
@@ -61,11 +61,11 @@ def test_what_was_not_replayed_alone_counts_as_in_the_model():
 
 def test_padding_is_a_share_of_each_owner():
     parts = split(REPLAY, LIMITS)
-    shares = {owner.kind: owner.padding_share for owner in parts.owners}
+    shares = {part.kind: part.padding_share for part in parts.breakdown}
     assert shares["compute"] == 0.5 and shares["memory"] == 0.25 and shares["host"] == 0.0
     assert shares["kernels"] == pytest.approx((2.0 * 0.5 + 0.5 * 0.25) / 2.5)
-    assert shares["remainder"] is None
-    padded = [owner.seconds * (owner.padding_share or 0.0) for owner in parts.owners]
+    assert shares["unexplained"] is None
+    padded = [part.seconds * (part.padding_share or 0.0) for part in parts.breakdown]
     assert parts.padding_share == pytest.approx(sum(padded) / 16.0)
     unknown = replace(REPLAY, operators=(replace(PRODUCT, padding_share=None), ADDITION), padding=Missing("no lengths"))
     assert split(unknown, LIMITS)["host"].padding_share is split(unknown, LIMITS)["compute"].padding_share is None
@@ -73,7 +73,7 @@ def test_padding_is_a_share_of_each_owner():
 
 def test_the_speed_of_products_and_the_largest_owner_are_named():
     parts = split(REPLAY, LIMITS)
-    assert parts.products is not None and (parts.products.alone, parts.products.in_model) == (0.5, 0.25)
+    assert parts.matmul is not None and (parts.matmul.alone, parts.matmul.in_model) == (0.5, 0.25)
     assert parts.largest.kind == "host" and parts.share("host") == 6.5 / 16
 
 

@@ -12,7 +12,15 @@ import torch
 from boundby.bound import trials
 from boundby.bound.bench import Bench
 from boundby.bound.judgement import IDLE_DEVICE, confirm
-from boundby.bound.trials import Candidate, Made, coarser_products, doubled_batch, fewer_threads, graph_replay, try_out
+from boundby.bound.trials import (
+    Candidate,
+    Made,
+    doubled_batch,
+    fewer_threads,
+    graph_replay,
+    reduced_precision_matmul,
+    try_out,
+)
 from boundby.bound.verdict import Fix, Gain, SameLabels, Trial
 from boundby.timing.timer import Timer
 from boundby.work.roofline import Interval
@@ -327,7 +335,7 @@ def highest():
 @pytest.mark.parametrize(("faster", "launch"), [(4.0, "refutes"), (1.0, "ambiguous"), (0.5, "ambiguous")])
 def test_coarser_products_speak_against_a_slow_host_alone_and_a_loss_against_nothing(clock, faster, launch):
     work = rounding(clock, faster)
-    trial = the_trial(clock, work, coarser_products(work, "medium", ceiling_ratio=4.0))
+    trial = the_trial(clock, work, reduced_precision_matmul(work, "medium", ceiling_ratio=4.0))
     assert trial.measured == Interval.exact(faster)
     assert signs(trial, "compute", "memory", "launch") == {
         "compute": "ambiguous",
@@ -339,8 +347,8 @@ def test_coarser_products_speak_against_a_slow_host_alone_and_a_loss_against_not
 
 def test_precisions_whose_ceilings_are_close_are_no_other_products(clock):
     work = takes(clock, FORWARD_S)
-    assert coarser_products(work, "medium", trials.LEAST_CEILING_RATIO - 0.01) is None
-    assert coarser_products(work, "medium", trials.LEAST_CEILING_RATIO) is not None
+    assert reduced_precision_matmul(work, "medium", trials.LEAST_CEILING_RATIO - 0.01) is None
+    assert reduced_precision_matmul(work, "medium", trials.LEAST_CEILING_RATIO) is not None
 
 
 class FakeCuda:

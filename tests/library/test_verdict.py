@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from boundby.bound.judgement import OF_OWNERS, Evidence, Forward, Times, confirm, judge
+from boundby.bound.judgement import BOUND_OF_PART, Evidence, Forward, Times, confirm, judge
 from boundby.bound.split import Split
 from boundby.bound.trials import fewer_threads
 from boundby.bound.verdict import (
@@ -17,7 +17,7 @@ from boundby.bound.verdict import (
     Doubt,
     Fix,
     Gain,
-    Owner,
+    Part,
     Reference,
     SameLabels,
     Trial,
@@ -221,11 +221,11 @@ def test_the_bound_that_a_trial_confirms_takes_the_place_of_the_one_it_refutes()
     assert [doubt.kind for doubt in half.doubts] == ["changed"]
 
 
-def owned(seconds=0.020, padding=None, **milliseconds):
-    """Return the split of a forward by the milliseconds of its owners."""
-    kinds = ("compute", "memory", "kernels", "around", "host", "remainder")
-    owners = tuple(Owner(kind, milliseconds.get(kind, 0.0) / 1e3, padding) for kind in kinds)
-    return Split(seconds, owners, None)
+def parts_of(seconds=0.020, padding=None, **milliseconds):
+    """Return the split of a forward by the milliseconds of its parts."""
+    kinds = ("compute", "memory", "kernels", "around", "host", "unexplained")
+    parts = tuple(Part(kind, milliseconds.get(kind, 0.0) / 1e3, padding) for kind in kinds)
+    return Split(seconds, parts, None)
 
 
 def on_split(split, *trials, padding=None):
@@ -233,7 +233,7 @@ def on_split(split, *trials, padding=None):
 
 
 @pytest.mark.parametrize(
-    ("owners", "bound", "first"),
+    ("parts", "bound", "first"),
     [
         ({"compute": 12, "kernels": 4, "host": 4}, "compute", "compute"),
         ({"memory": 12, "kernels": 4, "host": 4}, "memory", "memory"),
@@ -242,17 +242,17 @@ def on_split(split, *trials, padding=None):
         ({"compute": 4, "host": 16}, "launch", "host"),
     ],
 )
-def test_the_owner_with_most_of_the_time_is_what_limits(owners, bound, first):
-    verdict = on_split(owned(**owners))
+def test_the_owner_with_most_of_the_time_is_what_limits(parts, bound, first):
+    verdict = on_split(parts_of(**parts))
     assert (verdict.bound, verdict.limited_by[0].kind, verdict.confidence) == (bound, first, "medium")
-    assert sum(owner.seconds for owner in verdict.owners) == pytest.approx(0.020)
+    assert sum(part.seconds for part in verdict.breakdown) == pytest.approx(0.020)
     assert [cause.share for cause in verdict.limited_by] == sorted(
-        (milliseconds / 20 for milliseconds in owners.values()), reverse=True
+        (milliseconds / 20 for milliseconds in parts.values()), reverse=True
     )
 
 
 def test_owners_that_replays_cannot_tell_apart_are_mixed_and_a_trial_that_can_tell_decides():
-    close = owned(compute=9, host=8, memory=3)
+    close = parts_of(compute=9, host=8, memory=3)
     verdict = on_split(close)
     assert (verdict.bound, verdict.alternatives, verdict.settled, verdict.confidence) == (
         "mixed",
@@ -266,16 +266,16 @@ def test_owners_that_replays_cannot_tell_apart_are_mixed_and_a_trial_that_can_te
 
 def test_padding_comes_first_where_it_takes_most_of_the_time():
     no_padding = Trial(Fix("remove_padding"), Interval(2.4, 2.3, 2.5))
-    verdict = on_split(owned(compute=12, kernels=4, host=4, padding=0.6), no_padding, padding=0.61)
+    verdict = on_split(parts_of(compute=12, kernels=4, host=4, padding=0.6), no_padding, padding=0.61)
     assert verdict.limited_by[0] == Cause("padding", pytest.approx(0.6), 0.61, confirmed_by=Fix("remove_padding"))
     assert verdict.limited_by[1] == Cause("compute", pytest.approx(0.4 * 0.6))
     no_gain = replace(no_padding, measured=Interval(1.1, 1.0, 1.2))
-    verdict = on_split(owned(compute=12, kernels=4, host=4, padding=0.6), no_gain, padding=0.61)
+    verdict = on_split(parts_of(compute=12, kernels=4, host=4, padding=0.6), no_gain, padding=0.61)
     assert verdict.limited_by[0].confirmed_by is None
 
 
 def test_time_that_did_not_show_again_settles_nothing():
-    verdict = on_split(owned(compute=12, remainder=8))
+    verdict = on_split(parts_of(compute=12, unexplained=8))
     assert (verdict.bound, verdict.settled, verdict.unsettled.kind, verdict.confidence) == (
         "compute",
         False,
@@ -283,18 +283,18 @@ def test_time_that_did_not_show_again_settles_nothing():
         "low",
     )
     assert "took 40 % less" in verdict.unsettled.text
-    assert on_split(owned(compute=15, remainder=5)).settled
+    assert on_split(parts_of(compute=15, unexplained=5)).settled
     assert [cause.kind for cause in verdict.limited_by] == ["compute"]
 
 
 def test_most_of_the_time_that_did_not_show_again_is_named_before_what_did():
-    verdict = on_split(owned(compute=5, host=4, remainder=11))
-    assert [cause.kind for cause in verdict.limited_by] == ["remainder", "compute", "host"]
+    verdict = on_split(parts_of(compute=5, host=4, unexplained=11))
+    assert [cause.kind for cause in verdict.limited_by] == ["unexplained", "compute", "host"]
     assert not verdict.settled
 
 
 def test_no_cause_is_more_than_the_whole_where_the_batch_took_longer_when_it_was_run_again():
-    verdict = on_split(owned(around=90, compute=10, remainder=-80))
+    verdict = on_split(parts_of(around=90, compute=10, unexplained=-80))
     assert not verdict.settled and "took 400 % more" in verdict.unsettled.text
     assert [cause.share for cause in verdict.limited_by] == [pytest.approx(0.9), pytest.approx(0.1)]
 
@@ -303,7 +303,7 @@ def test_predictions_that_come_true_bear_the_owners_out():
     dtype = Trial(Fix("dtype", {"dtype": "bfloat16"}), Interval(1.8, 1.7, 1.9), predicted=Interval(1.9, 1.7, 2.1))
     wrong = replace(dtype, measured=Interval(0.9, 0.85, 0.95))
     unclear = replace(wrong, predicted=Interval(1.05, 0.9, 1.2))
-    split = owned(compute=4, kernels=12, host=4)
+    split = parts_of(compute=4, kernels=12, host=4)
     assert on_split(split, dtype, unclear).confirmation == "confirmed"
     for trials in ([wrong], [dtype, wrong], [unclear]):
         assert on_split(split, *trials).confirmation == "untested"
@@ -315,7 +315,7 @@ def test_an_interval_too_wide_to_tell_is_not_settled_and_says_what_would_tell():
     verdict = judged(wide, [PRODUCT])
     assert (verdict.bound, verdict.settled, verdict.unsettled.kind) == ("mixed", False, "close")
     assert (
-        "arithmetic or work too small for this machine would explain the time, which is known to ±14 %"
+        "compute or work too small for this machine would explain the time, which is known to ±14 %"
         in verdict.unsettled.text
     )
     assert judged(Times(Interval(0.0280, 0.0270, 0.0290)), [PRODUCT]).settled  # on the edge, and known to be
@@ -441,7 +441,7 @@ FULL = Verdict(
     ),
     untried=(Untried(Fix("fuse_operators"), "over_budget", "compiling takes longer"),),
     reference=Reference(8, 154, Interval(0.0146, 0.0144, 0.0148)),
-    owners=(Owner("compute", 0.006, 0.61), Owner("remainder", -0.001)),
+    breakdown=(Part("compute", 0.006, 0.61), Part("unexplained", -0.001)),
     limited_by=(Cause("padding", 0.5, 0.61, Fix("remove_padding")), Cause("kernels", 0.2)),
     unsettled=Unsettled("close", "a quieter machine"),
 )
@@ -461,7 +461,7 @@ def test_a_verdict_prints_as_a_sentence():
         str(FULL)
         == repr(FULL)
         == (
-            "limited by arithmetic, which alone needs 50 % of the time; no padding: 2.60 times as fast, measured; "
+            "limited by compute, which alone needs 50 % of the time; no padding: 2.60 times as fast, measured; "
             "not settled: a quieter machine"
         )
     )
@@ -475,7 +475,7 @@ def test_a_fix_of_no_known_kind_is_refused():
 SECONDS, CASES = 0.02, 600
 ROUND_LIMITS = Limits(Interval.exact(1e12), ((2**28, Interval.exact(1e11)),), Interval.exact(1e-9))
 OPERATORS = [OperatorLoad("aten::mm", 1, 1e9, 0, 0)]
-REPLAY_NOISE, TRIAL_NOISE, TRIAL_REACH = 0.06, 0.01, 0.025  # standard errors of an owner and of a factor; half interval
+REPLAY_NOISE, TRIAL_NOISE, TRIAL_REACH = 0.06, 0.01, 0.025  # standard errors of a part and of a factor; half interval
 
 
 def spread(value: float, reach: float) -> Interval:
@@ -491,7 +491,7 @@ def on_half_the_threads(rng: random.Random, shares: dict[str, float], expected: 
 
 
 def in_bfloat16(rng: random.Random, shares: dict[str, float], seen: dict[str, float]) -> Trial:
-    """Return the trial, with what the owners that were seen predict: all but the host is twice as fast."""
+    """Return the trial, with what the parts that were seen predict: all but the host is twice as fast."""
 
     def factor(of: dict[str, float]) -> float:
         return sum(of.values()) / (of["host"] + (sum(of.values()) - of["host"]) / 2)
@@ -501,16 +501,16 @@ def in_bfloat16(rng: random.Random, shares: dict[str, float], seen: dict[str, fl
 
 
 def case(rng: random.Random, expected: Trial) -> tuple[str, Verdict]:
-    weights = {kind: rng.gammavariate(0.7, 1) for kind in OF_OWNERS}
+    weights = {kind: rng.gammavariate(0.7, 1) for kind in BOUND_OF_PART}
     shares = {kind: weight / sum(weights.values()) for kind, weight in weights.items()}
     truth: Counter[str] = Counter()
     for kind, share in shares.items():
-        truth[OF_OWNERS[kind]] += share
+        truth[BOUND_OF_PART[kind]] += share
     seen = {kind: share * rng.gauss(1, REPLAY_NOISE) for kind, share in shares.items()}
-    owners = [Owner(kind, SECONDS * share) for kind, share in seen.items()]
-    owners.append(Owner("remainder", SECONDS * (1 - sum(seen.values()))))
+    parts = [Part(kind, SECONDS * share) for kind, share in seen.items()]
+    parts.append(Part("unexplained", SECONDS * (1 - sum(seen.values()))))
     trials = [on_half_the_threads(rng, shares, expected), in_bfloat16(rng, shares, seen)]
-    split = Split(SECONDS, tuple(owners), None)
+    split = Split(SECONDS, tuple(parts), None)
     times = Times(Interval.exact(SECONDS))
     return truth.most_common(1)[0][0], judged(
         times, OPERATORS, ROUND_LIMITS, split=split, trials=trials[: rng.randint(0, 2)]

@@ -331,7 +331,7 @@ def test_useful_flops_that_no_parabola_gives_are_unknown() -> None:
     assert "no parabola" in row["reasons"]["useful_flops_pct"]
     [gain] = [gain for gain in row["verdict"]["gains"] if gain["kind"] == "remove_padding"]
     assert gain["at_most"] == pytest.approx(80 / 43 / 0.8, rel=1e-3)  # what is left, at the limits
-    assert "46 % of the arithmetic is for padding" in gain["basis"]
+    assert "46 % of the FLOPs are for padding" in gain["basis"]
 
 
 def test_a_model_that_can_be_counted_with_padding_alone_keeps_its_row() -> None:
@@ -470,14 +470,14 @@ def test_a_model_that_cannot_be_packed_says_so() -> None:
 
 def test_a_slow_tokenizer_is_tried_beside_the_forward() -> None:
     bench = Bench(EVEN, seconds_per_text=8 * SECONDS_PER_TOKEN).sweep(4)
-    assert "prepare the input ahead, in another thread or process" in tried(bench.finding(4).verdict)
+    assert "tokenize in a background worker" in tried(bench.finding(4).verdict)
 
 
 def test_other_precisions_gain_at_most_what_their_limits_allow() -> None:
     others = (compute("float32", "medium", ratio=4.0, configured=False), compute("bfloat16", None, ratio=8.0))
     bench = Bench(EVEN).sweep(4)
     at_most = fixes(bench.finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, *others))).verdict)
-    assert at_most["float32 products at precision 'medium'"] == pytest.approx(4.0 / 0.8)  # from 80 % of the limit
+    assert at_most["float32 matmul at precision 'medium'"] == pytest.approx(4.0 / 0.8)  # from 80 % of the limit
     assert at_most["run in bfloat16"] == pytest.approx(8.0 / 0.8)
 
 

@@ -267,7 +267,7 @@ class _Case:
 
     def _products(self, subject: fixes.Subject) -> Candidate | None:
         precision = self.machine.faster_precision
-        return fixes.with_coarser_products(subject, *precision) if precision else None
+        return fixes.with_reduced_precision_matmul(subject, *precision) if precision else None
 
     def _reference_s(self) -> Interval | None:
         """Return the seconds of the reference batch in the sweep; None where it was not timed."""
@@ -372,7 +372,7 @@ class _Case:
         """Yield the most that leaving out the padding could bring: the rest, at the limits."""
         if isinstance(self.forward, Doubt) or left >= 1 or self.forward.attribution.least_s <= 0:
             return
-        basis = f"{100 * (1 - left):.0f} % of the arithmetic is for padding"
+        basis = f"{100 * (1 - left):.0f} % of the FLOPs are for padding"
         least_s = left * self.forward.attribution.least_s
         yield Gain(Fix("remove_padding"), self.forward.times.working_s.value / least_s, basis)
 
