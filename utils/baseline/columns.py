@@ -252,7 +252,7 @@ def _ratio(above: float | Missing, below: float | Missing, scale: float = 1.0) -
 
 
 def _first(value: Any) -> Value:
-    return Missing("the first visit did not record it") if value is None else value
+    return Missing("the first round did not record it") if value is None else value
 
 
 def _percentile(name: str) -> Callable[[Point], Value]:
@@ -382,10 +382,10 @@ TOKENS = Meaning(
     "tokens of the texts, and tokens the model computes, per second",
 )
 WARM_UP = Meaning(
-    "untimed forwards of the first visit, and whether their times had settled by then",
+    "untimed forwards of the first round, and whether their times had settled by then",
 )
 HELD = Meaning(
-    "held by tensors, and held by PyTorch's allocator, after a visit",
+    "held by tensors, and held by PyTorch's allocator, after a round",
     is_not="what the driver's tool shows: the context comes on top",
     section="memory",
 )
@@ -394,7 +394,7 @@ PEAK = Meaning(
     section="memory",
 )
 RESIDENT = Meaning(
-    "resident set of the process, and its peak in the visit (Linux resets it per visit)",
+    "resident set of the process, and its peak in the round (Linux resets it per round)",
     is_not="memory of the model alone: Python and libraries are in it",
     section="memory",
 )
@@ -438,7 +438,7 @@ COLUMNS: tuple[Column, ...] = (
         lambda p: "noisy" if p.is_noisy else "ok",
         kind=Status,
     ),
-    Column("rounds", Meaning("visits that count"), lambda p: len(p.counted)),
+    Column("rounds", Meaning("rounds that count"), lambda p: len(p.counted)),
     Column("timed_batches", Meaning("forwards that were timed alone"), lambda p: p.batches.n, known=Size),
     Column(
         "latency_per_sample_ms_mean",

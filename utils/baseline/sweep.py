@@ -335,7 +335,7 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         kept = visits.read(run.layout.visits(dtype)) if run.resuming else []
         finished = [visit for visit in kept if visit.status != "failed" or named(visit.batch_size, dtype) in lost]
         if finished:
-            run.note(f"{dtype}: {len(finished)} finished visits are kept")
+            run.note(f"{dtype}: {len(finished)} finished rounds are kept")
         result.sweeps[dtype] = Sweep(sizes, half_width, finished)
     kept = [visit for model in loaded for visit in result.sweeps[model.dtype].visits]
     in_words = ", ".join(model.dtype for model in loaded)
