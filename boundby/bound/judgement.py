@@ -53,9 +53,9 @@ LEAST_CAUSE = 0.02  # of the time, for a part to be named
 LEAST_RIVAL = 0.2  # of the time, for a bound to be what limits after all
 CLEAR_PREDICTION = 1.1  # a factor, or one over it, that shows whether a prediction came true
 SAID: dict[Sign, str] = {
-    "confirms": "as predicted",
+    "confirms": "as expected",
     "too_uncertain": "too uncertain to tell",
-    "refutes": "not as predicted",
+    "refutes": "not as expected",
     "silent": "says nothing about this bound",
 }
 
@@ -240,11 +240,11 @@ def _after_refutation(context: "_Context", refuted: Sequence[Bound], trials: Seq
     others = [name for name, share in context.shares.items() if share >= LEAST_RIVAL and name not in refuted]
     confirmed = [name for name in others if confirm(name, trials) == "confirms"]
     if len(confirmed) == 1:
-        text = f"its time alone speaks for {_either(refuted)}, which a trial refuted: {gave}"
+        text = f"the breakdown points to {_either(refuted)}, which a trial refuted: {gave}"
         return _Outcome(confirmed[0], doubts=(Doubt("changed", text),))
     allowed = [name for name in others if confirm(name, trials) != "refutes"]
     text = (
-        f"its time alone speaks for {_either(refuted)}, but {gave}, which that does not explain; the trials on "
+        f"the breakdown points to {_either(refuted)}, but {gave}, which does not fit; the trials on "
         "a quiet machine, or a trace of the same batch, would tell"
     )
     alternatives = (*refuted, *allowed)
@@ -309,7 +309,7 @@ def _confirming(cause: Cause, trials: Sequence[Trial]) -> Fix | None:
 def _share_doubts(times: Times, share: float) -> Iterator[Doubt]:
     if share * times.working_s.value > MOST_SHARE * times.working_s.high:
         text = (
-            f"the limits allow no less than {share:.2f} times the measured time; the ceilings were measured on a "
+            f"the limits ask for {share:.2f} times the measured time; the ceilings were measured on a "
             "busier machine, or the work is counted too high"
         )
         yield Doubt("share", text)
@@ -322,7 +322,7 @@ def _either(bounds: Sequence[Bound]) -> str:
 def _trial_line(trial: Trial, bound: Bound) -> str:
     """Return a line on what a trial gave, and what it says of the bound."""
     sign, ratio = trial.says_of(bound), trial.measured
-    said = f"as predicted, and so it would be for {' and '.join(map(plain, trial.rivals(bound)))}"
+    said = f"as expected, but just as expected for {' and '.join(map(plain, trial.rivals(bound)))}"
     said = SAID.get(sign, said)
     if sign != "silent":
         low, high = trial.expected[bound]
@@ -490,10 +490,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             yield Gain(Fix("issue_at_once"), isolated / working, basis)
         elif self.forward.on_host:
             calls = sum(operator.calls for operator in self.forward.operators)
-            basis = (
-                f"small ones among {calls:.0f} operators and the host take {_percent(attribution.launch_share)} of "
-                "the time"
-            )
+            basis = f"dispatching {calls:.0f} operators takes {_percent(attribution.launch_share)} of the time"
             rest = (1 - attribution.launch_share) * working
             left = max(rest, attribution.compute_s + attribution.memory_s, self.forward.limits.dispatch_s.value)
             yield Gain(Fix("fuse_operators"), working / left, basis)
@@ -502,7 +499,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             basis = "the device's own time is not known; by the limits it needs that much of the time, or more"
             yield Gain(Fix("issue_at_once"), isolated / left, basis)
         if attribution.least_s > 0:
-            basis = f"the measured limits account for {_percent(attribution.least_s / working)} of the time"
+            basis = f"the measured limits explain {_percent(attribution.least_s / working)} of the time"
             yield Gain(Fix("better_kernels"), working / attribution.least_s, basis)
 
     def evidence(self, bound: Bound) -> dict[str, str]:
@@ -522,13 +519,13 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             f"({_percent(flops / working / peak)})",
             "moved": f"{moved / working / 1e9:,.1f} GB/s moved; main memory gives {rates[-1]:,.1f}, "
             f"the nearest cache {rates[0]:,.1f}",
-            "limits": f"operator by operator the limits need {_percent(attribution.least_s / working)} of the time: "
+            "limits": f"by the roofline, operator by operator, the limits need {_percent(attribution.least_s / working)} of the time: "
             f"{shares}",
         }
         if self.forward.on_host:
             said["host"] = (
-                f"of the measured time {_percent(attribution.launch_share)} is small operators and the host between "
-                f"them; of the rest {_percent(attribution.memory_share)} is in operators that memory limits"
+                f"{_percent(attribution.launch_share)} of the time is dispatch overhead; of the rest "
+                f"{_percent(attribution.memory_share)} is in operators that memory limits"
             )
         if times.fixed_s is not None:
             fixed = min(1.0, times.fixed_s / times.isolated_s.value)

@@ -147,7 +147,7 @@ class _Known:
             if samples == own.samples or per_batch_s is None or least_s is None:
                 continue
             apart = 0.05 * abs(math.log2(samples / own.samples))  # further away, further off
-            basis = "the limits on arithmetic, with nothing else left"
+            basis = "the compute limit alone"
             noise = math.hypot(apart, self.noise)
             yield self.gain(fix, per_batch_s * own.samples / samples, noise, least_s, basis)
 
@@ -179,7 +179,7 @@ class _Known:
             return
         least_s = max(least_s, max((seconds or 0.0 for seconds in joined), default=0.0))
         at_most = self.forward_s / least_s if least_s > 0 else math.inf
-        yield Gain(fix, at_most, "the limits of products alone, all else joined to them")
+        yield Gain(fix, at_most, "the limits of matmul alone, everything else fused into it")
 
     def input_ahead(self, input_s: float) -> Iterator[Gain]:
         """Yield the gain of making the input beside the forward; on a host it takes a core from it meanwhile."""

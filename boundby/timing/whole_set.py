@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from operator import add
 
 import numpy as np
 
@@ -124,13 +125,7 @@ class Totals:
 
     def __add__(self, other: "Totals") -> "Totals":
         """Return what these and the other batches hold."""
-        return Totals(
-            self.batches + other.batches,
-            self.samples + other.samples,
-            self.tokens_real + other.tokens_real,
-            self.tokens_padded + other.tokens_padded,
-            self.tokens_squared + other.tokens_squared,
-        )
+        return Totals(*map(add, astuple(self), astuple(other)))
 
     def __mul__(self, times: float) -> "Totals":
         """Return what these batches hold so many times."""
