@@ -519,7 +519,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             f"({_percent(flops / working / peak)})",
             "moved": f"{moved / working / 1e9:,.1f} GB/s moved; main memory gives {rates[-1]:,.1f}, "
             f"the nearest cache {rates[0]:,.1f}",
-            "limits": f"by the roofline, operator by operator, the limits need {_percent(attribution.least_s / working)} of the time: "
+            "limits": f"the roofline of each operator adds up to {_percent(attribution.least_s / working)} of the time: "
             f"{shares}",
         }
         if self.forward.on_host:

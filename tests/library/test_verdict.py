@@ -363,7 +363,7 @@ ON_GPU = times(14.0, device_s=Interval.exact(0.0105), enqueue_s=0.001)
         (judged(times(12.5), [PRODUCT]), "80.0 GFLOP/s of 100.0 measured on this machine (80 %)"),
         (
             judged(times(12.5), [PRODUCT]),
-            "by the roofline, operator by operator, the limits need 80 % of the time: compute 80 %, memory 0 %, launch 0 %",
+            "the roofline of each operator adds up to 80 % of the time: compute 80 %, memory 0 %, launch 0 %",
         ),
         (judged(times(10.0, input_s=0.03), [PRODUCT]), "making the input takes 30.00 ms"),
         (judged(times(40.0), [timed(PRODUCT, 10.0)]), "75 % of the time is dispatch overhead"),
