@@ -154,11 +154,9 @@ def judge(forward: Forward | Doubt, evidence: Evidence = NOTHING_ELSE) -> Verdic
     confirmation = _confirmation(outcome.bound, trials, is_split=split is not None)
     doubts = [*evidence.doubts, *evidence.tried.doubts, *outcome.doubts, *_share_doubts(times, context.label.share)]
     doubts = list(dict.fromkeys(doubts))
-    said = context.evidence(outcome.bound)
+    figures = list(context.evidence(outcome.bound))
     if isinstance(evidence.split, Missing):
-        said["replay"] = f"where the time goes is not known: {evidence.split.reason}"
-    elif split and split.cut:
-        said["replay"] = "; ".join(_cut_said(cut, split.seconds) for cut in split.cut)
+        figures.append(f"where the time goes is not known: {evidence.split.reason}")
     gains = untested([*evidence.gains, *context.gains(evidence.gains)], trials)
     return Verdict(
         bound=outcome.bound,
@@ -167,7 +165,7 @@ def judge(forward: Forward | Doubt, evidence: Evidence = NOTHING_ELSE) -> Verdic
         confidence=_confidence(outcome, confirmation, doubts),
         confirmation=confirmation,
         gains=_worthwhile(gains, outcome.bounds, times.isolated_s),
-        evidence=(*said.values(), *(_trial_line(trial, outcome.bound) for trial in trials)),
+        evidence=(*figures, *(_trial_line(trial, outcome.bound) for trial in trials)),
         doubts=tuple(doubts),
         trials=trials,
         untried=evidence.tried.untried,
@@ -502,41 +500,39 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             basis = f"the measured limits explain {_percent(attribution.least_s / working)} of the time"
             yield Gain(Fix("better_kernels"), working / attribution.least_s, basis)
 
-    def evidence(self, bound: Bound) -> dict[str, str]:
-        """Return the figures behind the bound, in the order to tell them, by what they are about."""
-        times, attribution, working = self.forward.times, self.forward.attribution, self.forward.times.working_s.value
-        isolated_ms = times.isolated_s.value * 1e3
-        flops = sum(operator.flops for operator in self.forward.operators)
-        moved = sum(operator.weight_bytes + operator.other_bytes for operator in self.forward.operators)
-        peak, rates = (
-            self.forward.limits.flops_per_s.value,
-            [rate.value / 1e9 for _, rate in self.forward.limits.bytes_per_s],
+    def evidence(self, bound: Bound) -> Iterator[str]:
+        """Yield the figures behind the bound, in the order in which they are asked for."""
+        forward, times, attribution = self.forward, self.forward.times, self.forward.attribution
+        working, isolated_ms = times.working_s.value, times.isolated_s.value * 1e3
+        rate = sum(operator.flops for operator in forward.operators) / working
+        peak, bandwidths = (
+            forward.limits.flops_per_s.value,
+            [interval.value / 1e9 for _, interval in forward.limits.bytes_per_s],
         )
-        parts = {"compute": attribution.compute_s, "memory": attribution.memory_s, "launch": attribution.launch_s}
-        shares = ", ".join(f"{name} {_percent(seconds / working)}" for name, seconds in parts.items())
-        said = {
-            "rate": f"{flops / working / 1e9:,.1f} GFLOP/s of {peak / 1e9:,.1f} measured on this machine "
-            f"({_percent(flops / working / peak)})",
-            "moved": f"{moved / working / 1e9:,.1f} GB/s moved; main memory gives {rates[-1]:,.1f}, "
-            f"the nearest cache {rates[0]:,.1f}",
-            "limits": f"the roofline of each operator adds up to {_percent(attribution.least_s / working)} of the time: "
-            f"{shares}",
-        }
-        if self.forward.on_host:
-            said["host"] = (
+        yield f"{rate / 1e9:,.1f} GFLOP/s of {peak / 1e9:,.1f} measured on this machine ({_percent(rate / peak)})"
+        moved = sum(operator.bytes for operator in forward.operators) / working / 1e9
+        yield (
+            f"{moved:,.1f} GB/s moved; main memory gives {bandwidths[-1]:,.1f}, the nearest cache {bandwidths[0]:,.1f}"
+        )
+        least = {"compute": attribution.compute_s, "memory": attribution.memory_s, "launch": attribution.launch_s}
+        shares = ", ".join(f"{name} {_percent(seconds / working)}" for name, seconds in least.items())
+        needed = _percent(attribution.least_s / working)
+        yield f"the roofline of each operator adds up to {needed} of the time: {shares}"
+        if forward.on_host:
+            yield (
                 f"{_percent(attribution.launch_share)} of the time is dispatch overhead; of the rest "
                 f"{_percent(attribution.memory_share)} is in operators that memory limits"
             )
         if times.fixed_s is not None:
             fixed = min(1.0, times.fixed_s / times.isolated_s.value)
-            said["fixed"] = f"{_percent(fixed)} of the time does not grow with the batch"
+            yield f"{_percent(fixed)} of the time does not grow with the batch"
         if times.device_s is not None:
             issuing = "" if times.enqueue_s is None else f"; the host issues for {times.enqueue_s * 1e3:.2f} ms"
-            device_ms = times.device_s.value * 1e3
-            said["device"] = f"the device computes for {device_ms:.2f} of {isolated_ms:.2f} ms{issuing}"
+            yield f"the device computes for {times.device_s.value * 1e3:.2f} of {isolated_ms:.2f} ms{issuing}"
         if bound == "input" and times.input_s is not None:
-            said["input"] = f"making the input takes {times.input_s * 1e3:.2f} ms, the forward {isolated_ms:.2f} ms"
-        return said
+            yield f"making the input takes {times.input_s * 1e3:.2f} ms, the forward {isolated_ms:.2f} ms"
+        if self.split and self.split.cut:
+            yield "; ".join(_cut_said(cut, self.split.seconds) for cut in self.split.cut)
 
 
 def _cut_said(cut: Cut, seconds: float) -> str:
