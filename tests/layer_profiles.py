@@ -102,7 +102,7 @@ def model_profile(layers: Sequence[LayerProfile], **fields: object) -> ModelProf
         "num_runs": 60,
         "reference_s": spread(END_TO_END_S),
         "instrumented_s": spread(1.006 * END_TO_END_S),
-        "hook_cost_s": 1.6e-6,
+        "probe_cost_s": 1.6e-6,
         "module_calls": float(len(layers)),
         "coverage": Coverage(ratio=1.004, status="pass", leaf_ratio=0.81),
         "layers": tuple(layers),

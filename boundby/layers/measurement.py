@@ -123,7 +123,7 @@ UNRUN_WORK = "work of other threads is not counted"
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProfiledModel:
     """What is measured: a model, the names to write it under, its layers, and one run of it."""
 
     model: nn.Module
@@ -138,7 +138,7 @@ class Subject:
 class Findings:
     """What the passes found, and the layers that they make; None where a pass was not made."""
 
-    subject: Subject
+    profiled: ProfiledModel
     tree: CallTree
     host: HostTimes
     cost_ns: float
@@ -168,7 +168,7 @@ class Findings:
 
     @cached_property
     def _storages(self) -> "Storages":
-        return Storages(self.subject.model)
+        return Storages(self.profiled.model)
 
     def layers(self) -> tuple[LayerProfile, ...]:
         """Return the called layers in the order of their first calls, then those that were never called."""
@@ -211,7 +211,7 @@ class Findings:
         }
 
     def _layer(self, call: Call, order: int) -> LayerProfile:
-        samples, module = self.samples[call.path], self.subject.targets.modules[call.index]
+        samples, module = self.samples[call.path], self.profiled.targets.modules[call.index]
         host_self, host_inclusive = summarize_runs(samples.host_self_s), summarize_runs(samples.host_inclusive_s)
         device_self = summarize_runs(samples.device_self_s) if samples.device_self_s else None
         is_concurrent = self.tree.is_elsewhere(call)
@@ -244,7 +244,7 @@ class Findings:
             gain_at_limit_s=verdict.gain_at_limit_s,
             doubts=(
                 *([_calls_vary(samples.calls)] if varies else []),
-                *self._doubts(call, is_concurrent),
+                *self._layer_doubts(call, is_concurrent),
                 *([] if cpu_s is None else [WAITS.format(duration(cpu_s), duration(host_self.median))]),
                 *([] if undisturbed_s is None else [self._disturbed(host_self.mean, undisturbed_s)]),
                 *verdict.doubts,
@@ -283,7 +283,7 @@ class Findings:
             "memory_after_bytes": memory.after_bytes if memory else None,
         }
 
-    def _doubts(self, call: Call, is_concurrent: bool) -> list[str]:
+    def _layer_doubts(self, call: Call, is_concurrent: bool) -> list[str]:
         doubts = [CONCURRENT, UNRUN_WORK] if is_concurrent else []
         shapes, device = self.shapes.get(call), self.device
         if shapes and shapes.varies:
@@ -296,14 +296,14 @@ class Findings:
         layers: list[LayerProfile] = []
         indices = {call.index for call in self._calls}
         paths = {layer.path: layer for layer in called}
-        for index, module in enumerate(self.subject.targets.modules):
+        for index, module in enumerate(self.profiled.targets.modules):
             storages = self._storages.of(module)
             if index in indices or (_is_container(module) and not storages):
                 continue
-            name = self.subject.targets.names[index][0]
+            name = self.profiled.targets.names[index][0]
             parent = paths[_nearest(name, paths)]
             path = name if name not in paths else f"{name} (never called)"
-            reason = self.subject.targets.opaque.get(index)
+            reason = self.profiled.targets.opaque.get(index)
             layer = LayerProfile(
                 path=path,
                 parent=parent.path,
@@ -437,14 +437,18 @@ VERDICT_FIELDS = ("bound", "share_of_limit", "gain_at_limit_s")
 
 
 def measure(
-    subject: Subject, num_runs: int, instruments: Instruments, limits: Limits | None, max_seconds: float = math.inf
+    profiled: ProfiledModel,
+    num_runs: int,
+    instruments: Instruments,
+    limits: Limits | None,
+    max_seconds: float = math.inf,
 ) -> Report:
     """Return the report on `num_runs` runs of each kind, or on as many as fit into `max_seconds` with all passes.
 
     Raises ChangedProgramError; an error of the model passes through.
     """
     began_s = instruments.seconds()
-    run, targets = subject.run, subject.targets
+    run, targets = profiled.run, profiled.targets
     tree = CallTree(targets.names)
     program = see_program(run)
     until_s = began_s + max_seconds - (instruments.seconds() - began_s)  # it is seen once more, after the timing
@@ -455,7 +459,7 @@ def measure(
     watch = instruments.watch().start()
     cost_ns = instruments.probe_cost_ns(instruments.now)
     launches = sum(program.calls.values())
-    host, device = _time(subject, tree, num_runs, instruments, until_s, launches)
+    host, device = _time(profiled, tree, num_runs, instruments, until_s, launches)
     cost_ns = min(cost_ns, instruments.probe_cost_ns(instruments.now))  # of both, that which was disturbed less
     disturbances = watch.stop().disturbances(1 if instruments.marks else torch.get_num_threads())
     doubts = [*(changes or drift(program, see_program(run))), *targets.opaque_reasons]
@@ -463,23 +467,23 @@ def measure(
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
     found = (host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), launches, cache_bytes)
-    return _report(Findings(subject, tree, *found), doubts)
+    return _report(Findings(profiled, tree, *found), doubts)
 
 
 def _time(
-    subject: Subject, tree: CallTree, num_runs: int, instruments: Instruments, until_s: float, launches: int
+    profiled: ProfiledModel, tree: CallTree, num_runs: int, instruments: Instruments, until_s: float, launches: int
 ) -> tuple[HostTimes, DeviceTimes | None]:
     """Return the times of up to `num_runs` rounds: a run without probes, one with them, and one on the device.
 
     After the least rounds none begins that would end after `until_s` if it took as long as the one before. A run of
     more `launches` and marks than the queue of the device holds goes there in chunks.
     """
-    given = subject.run, tree, subject.targets, instruments.now, instruments.synchronize
+    given = profiled.run, tree, profiled.targets, instruments.now, instruments.synchronize
     host = HostTimes(*given, cpu=instruments.cpu)
     device: DeviceTimes | None = None
     if instruments.marks:
-        places = {index: devices_of(module) for index, module in enumerate(subject.targets.modules)}
-        device = DeviceTimes(*given, instruments.marks, spanning(tree, places, subject.device))
+        places = {index: devices_of(module) for index, module in enumerate(profiled.targets.modules)}
+        device = DeviceTimes(*given, instruments.marks, spanning(tree, places, profiled.device))
     for number in range(1, num_runs + 1):
         began_s = instruments.seconds()
         host.add_pair()
@@ -495,7 +499,7 @@ def _time(
 
 
 def _report(findings: Findings, doubts: Sequence[str]) -> Report:
-    subject, host = findings.subject, findings.host
+    profiled, host = findings.profiled, findings.host
     num_runs = len(host.runs)
     reference_s = summarize_runs([ns / 1e9 for ns in host.reference_ns])
     instrumented_s = summarize_runs([ns / 1e9 for ns in host.instrumented_ns])
@@ -504,20 +508,20 @@ def _report(findings: Findings, doubts: Sequence[str]) -> Report:
     overhead = instrumented_s.mean / reference_s.mean - 1 if vary else host.overhead
     versions = {name: version for name, version in environment.versions().items() if version is not None}
     profile = ModelProfile(
-        profile_name=subject.profile_name,
-        model_name=subject.model_name,
-        device=str(subject.device),
-        device_name=str(devices.describe(subject.device).get("name") or environment.machine()["cpu"]),
-        dtype=dtype_of(subject.model),
+        profile_name=profiled.profile_name,
+        model_name=profiled.model_name,
+        device=str(profiled.device),
+        device_name=str(devices.describe(profiled.device).get("name") or environment.machine()["cpu"]),
+        dtype=dtype_of(profiled.model),
         num_runs=num_runs,
         reference_s=reference_s,
         instrumented_s=instrumented_s,
-        hook_cost_s=findings.cost_ns / 1e9,
+        probe_cost_s=findings.cost_ns / 1e9,
         module_calls=sum(times.calls for run in host.runs for times in run.values()) / num_runs,
         coverage=coverage,
         layers=layers,
         reasons=_reasons(findings, num_runs),
-        doubts=(*doubts, *trust_doubts(coverage, overhead, num_runs), *_doubts(findings, layers)),
+        doubts=(*doubts, *trust_doubts(coverage, overhead, num_runs), *_profile_doubts(findings, layers)),
         environment={**versions, **environment.settings(), "threads": str(torch.get_num_threads())},
         limits=findings.limits,
         paired_overhead=overhead,
@@ -526,8 +530,8 @@ def _report(findings: Findings, doubts: Sequence[str]) -> Report:
     return Report(profile, findings.samples)
 
 
-def _doubts(findings: Findings, layers: Sequence[LayerProfile]) -> list[str]:
-    doubts = [TRAINING] if any(module.training for module in findings.subject.model.modules()) else []
+def _profile_doubts(findings: Findings, layers: Sequence[LayerProfile]) -> list[str]:
+    doubts = [TRAINING] if any(module.training for module in findings.profiled.model.modules()) else []
     varying = sum(_varies(each.calls) for each in findings.samples.values())
     if varying:
         doubts.append(f"calls: {varying} layers are not called alike in every run; times and ranks are means over runs")

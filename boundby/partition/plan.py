@@ -202,7 +202,7 @@ class Measured:
     The latency begins when the first stage computes and ends when the last one has; `last_finish_s` is that of the
     last of many. `period` is the time between two finishes once every stage is at work; None for too few requests.
     `difference` is the largest one between the outputs of the stages and those of the whole model, and `tolerance` what
-    their number format and size allow.
+    their dtype and size allow.
     """
 
     stages: tuple[StageTimes, ...]

@@ -205,7 +205,7 @@ class _Problem:
             gains=(),
             alternatives=(),
             notes=tuple(self._notes(basis, stages, is_known=not unknown)),
-            doubts=(*self._doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
+            doubts=(*self._plan_doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
             batch_size=batch_size,
             largest_batch=largest_batch(stages, batch_size),
         )
@@ -272,7 +272,7 @@ class _Problem:
         elif not is_known:
             yield TOGETHER_ASSUMED
 
-    def _doubts(self, used: Sequence[VirtualNode], transfers: Sequence[Transfer]) -> Iterator[str]:
+    def _plan_doubts(self, used: Sequence[VirtualNode], transfers: Sequence[Transfer]) -> Iterator[str]:
         for node in used:
             if node.kind not in self.by_kind:
                 yield f"there is no profile of a {node.kind}: {node.name} is planned with the times of another kind"

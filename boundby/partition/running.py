@@ -314,7 +314,7 @@ def _measured(
         period=summarize(gaps) if gaps else None,
         difference=difference,
         tolerance=tolerance,
-        doubts=tuple(dict.fromkeys(_doubts(plan, processes))),
+        doubts=tuple(dict.fromkeys(_run_doubts(plan, processes))),
     )
 
 
@@ -347,7 +347,7 @@ def _between(source: dict[str, Any], target: dict[str, Any], key: str, *, begins
     ]
 
 
-def _doubts(plan: PartitionPlan, processes: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _run_doubts(plan: PartitionPlan, processes: Sequence[dict[str, Any]]) -> Iterator[str]:
     hosts = {process["host"] for process in processes}
     if len(processes) > len(hosts):
         yield ONE_MACHINE

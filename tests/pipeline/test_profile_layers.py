@@ -304,9 +304,9 @@ class Recorded:
         self.shape: tuple[int, ...] = ()
         self.settings: profiling.Wanted | None = None
 
-    def prepare(self, wanted: Model, *, trust_remote_code: bool) -> models.Subject:
+    def prepare(self, wanted: Model, *, trust_remote_code: bool) -> models.PreparedModel:
         self.wanted, self.is_trusted = wanted, trust_remote_code
-        return models.Subject(bart(), "some model", torch.device("cpu"))
+        return models.PreparedModel(bart(), "some model", torch.device("cpu"))
 
     def profile(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], settings: Any, note: Any

@@ -161,5 +161,5 @@ def is_disturbed(report: Report) -> bool:
 
 def show(report: Report, attempt: int) -> None:
     profile = report.profile
-    print(f"attempt {attempt + 1}, {profile.module_calls:.0f} module calls, probe {profile.hook_cost_s * 1e6:.2f} us")
+    print(f"attempt {attempt + 1}, {profile.module_calls:.0f} module calls, probe {profile.probe_cost_s * 1e6:.2f} us")
     print(report)

@@ -365,11 +365,11 @@ def _row(layer: LayerProfile, place: dict[str, int]) -> dict[str, Any]:
         "inputs": clean("; ".join(layer.input_shapes), LONGEST_SHAPES) or None,
         "outputs": clean("; ".join(layer.output_shapes), LONGEST_SHAPES) or None,
         "counted": layer.self_s is not None and not layer.is_concurrent,
-        "doubts": clean("; ".join(_doubts(layer)), 2 * LONGEST_SHAPES) or None,
+        "doubts": clean("; ".join(_layer_doubts(layer)), 2 * LONGEST_SHAPES) or None,
     }
 
 
-def _doubts(layer: LayerProfile) -> tuple[str, ...]:
+def _layer_doubts(layer: LayerProfile) -> tuple[str, ...]:
     return (*layer.doubts, CONCURRENT) if layer.is_concurrent else layer.doubts
 
 

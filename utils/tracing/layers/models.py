@@ -95,7 +95,7 @@ PRESETS: dict[str, tuple[str, str, Mapping[str, int | str | list[int]]]] = {
 
 
 @dataclass(frozen=True)
-class Subject:
+class PreparedModel:
     """A model on its device, ready for inference."""
 
     model: torch.nn.Module
@@ -103,7 +103,7 @@ class Subject:
     device: torch.device
 
 
-def prepare(wanted: Model, *, trust_remote_code: bool = False) -> Subject:
+def prepare(wanted: Model, *, trust_remote_code: bool = False) -> PreparedModel:
     """Return the model that the settings ask for. Raises a PipelineError that names the way out.
 
     Python code that a folder or a repository brings is run only where it is trusted.
@@ -120,7 +120,7 @@ def prepare(wanted: Model, *, trust_remote_code: bool = False) -> Subject:
         model, name = build(wanted.architecture).to(DTYPES[wanted.dtype]), wanted.architecture
     else:
         raise InputError("model: give an architecture (a preset) or a name (a folder, or a name on the Hub)")
-    return Subject(model.to(device).eval(), name, device)
+    return PreparedModel(model.to(device).eval(), name, device)
 
 
 def _load(name: str, revision: str | None, dtype: torch.dtype, trusted: bool) -> tuple[torch.nn.Module, str]:
