@@ -115,10 +115,10 @@ def instruments_for(device: torch.device) -> Instruments:
 
 
 MOST_NAMED = 4
-CONCURRENT = "it was called from another thread than the model: its time runs beside that of the layers there"
-WAITS = "waits: it computed for {} of its own {} at most; for the rest it waited for something, or others had its core"
-WAS_DISTURBED = "disturbed: its own mean is {}, and {} without the {} of {} runs that were kept waiting"
-VARYING = "it was called with other shapes too; those of the first call are shown"
+CONCURRENT = "it was called from another thread than the model: its time runs in parallel to that of the layers there"
+WAITS = "waits: it computed for at most {} of its self time of {}; for the rest it waited, or others had its core"
+WAS_DISTURBED = "disturbed: its mean self time is {}, and {} without the {} of {} runs that had to wait"
+VARYING = "later calls have other shapes; those of the first call are shown"
 UNRUN_WORK = "work of other threads is not counted"
 
 
@@ -331,9 +331,9 @@ def _varies(calls: Sequence[int]) -> bool:
 
 def _calls_vary(calls: Sequence[int]) -> str:
     if min(calls):
-        return f"it was called {min(calls)} to {max(calls)} times a run; its work is not known, its time is the mean"
+        return f"it was called {min(calls)} to {max(calls)} times a run; its work is unknown, its time is the mean"
     runs = sum(number > 0 for number in calls)
-    return f"it was called in {runs} of {len(calls)} runs; its work is not known, its time is the mean over all of them"
+    return f"it was called in {runs} of {len(calls)} runs; its work is unknown, its time is the mean over all of them"
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -424,11 +424,11 @@ def _place(tensor: torch.Tensor) -> object:
 
 LEAST_RUNS = 5  # of each kind, however long they take
 TRAINING = (
-    "training: modules are in training mode, so dropout is active and running statistics change, if there are any; "
-    "call model.eval() to profile inference"
+    "training: the model is in training mode, where dropout is active and running statistics change; call "
+    "model.eval() to profile inference"
 )
-NO_DEVICE = "on a CPU the times of the host are all there are"
-FULL_QUEUE = "a run of {} operators may be more than the queue of the device holds"
+NO_DEVICE = "a CPU has host times only"
+FULL_QUEUE = "a run of {} operators may be more than the launch queue of the device holds"
 NO_LIMITS = "the limits of this machine were not given (boundby.machine.ceilings measures them)"
 DEVICE_FIELDS = ("device_self_s", "device_inclusive_s", "is_launch_bound")
 MEMORY_FIELDS = ("activation_peak_bytes", "memory_before_bytes", "memory_after_bytes")
@@ -534,24 +534,22 @@ def _profile_doubts(findings: Findings, layers: Sequence[LayerProfile]) -> list[
     doubts = [TRAINING] if any(module.training for module in findings.profiled.model.modules()) else []
     varying = sum(_varies(each.calls) for each in findings.samples.values())
     if varying:
-        doubts.append(f"calls: {varying} layers are not called alike in every run; times and ranks are means over runs")
+        doubts.append(
+            f"calls: {varying} layers are called differently from run to run; times and ranks are means over runs"
+        )
     if waiting := [layer.path for layer in layers if layer.cpu_self_s is not None]:
-        doubts.append(f"waits: {_named(waiting)} did not compute for part of the time; the summary says for how much")
+        doubts.append(f"waits: {_named(waiting)} waited for part of the time; the summary says how long")
     if disturbed := [layer.path for layer in layers if layer.undisturbed_self_s is not None]:
-        doubts.append(f"disturbed: some runs were kept waiting; the means of {_named(disturbed)} are longer for it")
+        doubts.append(f"disturbed: some runs had to wait, which made the means of {_named(disturbed)} longer")
     concurrent = sum(layer.is_concurrent for layer in layers)
     if concurrent:
-        doubts.append(
-            f"threads: {concurrent} layers were called from other threads; no other layer's time holds theirs"
-        )
+        doubts.append(f"threads: {concurrent} layers were called from other threads; their time is in no other layer's")
     if findings.is_queue_full:
-        doubts.append(
-            f"host: {FULL_QUEUE.format(findings.launches)}, so the layers' times of the host hold waiting for it"
-        )
+        doubts.append(f"host: {FULL_QUEUE.format(findings.launches)}, so the layers' host times include waiting for it")
     if findings.device and findings.device.late_runs:
         doubts.append(
             f"device: in {findings.device.late_runs} of {len(findings.device.runs)} runs it waited for the host, so "
-            "device times hold waiting"
+            "device times include waiting"
         )
     return doubts
 

@@ -34,9 +34,9 @@ class Infeasible(Exception):
         self.short_bytes, self.extra_bytes = short_bytes, extra_by_node[node]
         self.extra_by_node = extra_by_node
         super().__init__(
-            f"no split of the model fits into these nodes. The least that would help: {_gb(self.extra_bytes)} more on "
-            f"{node}, whose stage is then {_gb(short_bytes)} larger than what is free there; unit {unit} is the first "
-            "that does not fit. Add memory or a node, take a smaller dtype or fewer requests at a time"
+            f"no split of the model fits these nodes. The smallest fix is {_gb(self.extra_bytes)} more memory on "
+            f"{node}: its stage needs {_gb(short_bytes)} more than is free there, and unit {unit} is the first that does "
+            "not fit. Add memory or a node, use a smaller dtype, or keep fewer requests in flight"
         )
 
 

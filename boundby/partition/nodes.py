@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 GB = 10**9
 MOST_CONTENTION = 1000.0  # what is slowed down more was not measured
-SLOWER = f"a factor from 1 to {MOST_CONTENTION:g}: it computes so many times as long while the others do"
+SLOWER = f"a factor from 1 to {MOST_CONTENTION:g}: how many times as long it computes while its neighbours compute"
 SHARED = "give machine, the same name for all nodes that slow one another down"
 NOT_MEASURED = (
-    "{} are on one machine ({}), and how much they slow one another down was not measured: in a busy pipeline they "
-    "are taken to be as fast as alone"
+    "{} share a machine ({}), and their contention was not measured: the plan assumes that each computes as fast as "
+    "alone"
 )
 OTHERS_TOO = (
-    "the contention of {} was measured with all {} nodes of {} at work, of which this plan uses {}: list the nodes "
-    "alone that it may use"
+    "the contention of {} was measured with all {} nodes of {} busy, and this plan uses {}: list only the nodes that "
+    "it may use"
 )
 HEADROOM = 0.1  # of the memory: allocators round up and fragment; an assumption, not a measurement
 

@@ -13,9 +13,9 @@ from boundby.partition.nodes import Link
 from boundby.partition.solver import MEANING, Objective
 from boundby.timing import Summary
 
-ORDER_ONLY = "the times are assumed: they may order plans, and no throughput is claimed from them"
+ORDER_ONLY = "the times are assumed: use them to rank plans; no throughput is claimed"
 TOGETHER_ASSUMED = (
-    "what nodes of one machine take while all of them compute is assumed: no throughput is claimed from it"
+    "how much the nodes of one machine slow one another down is assumed, not measured: no throughput is claimed"
 )
 
 

@@ -24,14 +24,14 @@ from boundby.partition.solver import MEANING, Objective, optimum, value_of
 from boundby.partition.units import Chain, units_of
 
 ONE_NODE = (
-    "for a single request one node is best here: its stages would only wait for one another, so more nodes help by "
-    "their memory alone"
+    "one node is fastest for a single request: stages on several nodes would only wait for one another. More nodes "
+    "help only with their memory"
 )
-ENDS = "bringing a request to the first stage, and the result of the last one back, is not counted"
-OVERLAP = "a link carries one request while nodes compute on others; its queue is taken to be long enough"
+ENDS = "sending a request to the first stage and the result back from the last one is not counted"
+OVERLAP = "links transfer while nodes compute, and their queues are assumed to be long enough"
 CONTENTION = (
-    "nodes of one machine slow one another down: the latency of one request is of times alone, the period of times "
-    "while all of them compute. It is the longest there can be: who waits slows nobody down"
+    "nodes of one machine slow one another down. The latency of one request is made of times alone, the period of "
+    "times while all of them compute. The period is an upper bound: a stage that waits slows nobody down"
 )
 
 

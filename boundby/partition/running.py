@@ -30,14 +30,16 @@ REQUESTS, SINGLES, WARMUP = 40, 20, 5
 SMALL, LARGE = 4 * 1024, 4 * 1024 * 1024  # bytes: what a link's latency is read from, and what its rate is
 TOLERANCE = 1e-5  # of the largest number of an output, or of 1 where that is less
 PINGS = 20
-ONE_MACHINE = "nodes are processes of one machine: they share its memory, and what else runs on it disturbs all"
-SHARED_CORES = "there are more threads than cores: stages wait for one another, and no time of them is a node's own"
-CLOCKS = "clocks of the machines were brought together to {:.0f} us: transfers and latency are known no better"
-LEAKED = (
-    "the stages do not give what the whole model gives: more than the hidden state crosses a cut. Cut between blocks "
-    "of the model, or plan for fewer nodes"
+ONE_MACHINE = (
+    "the stages are processes of one machine: they share its memory, and whatever else runs there disturbs them all"
 )
-RECEIVES = "a stage receives between two computations: the period has transfers in it that the plan takes for hidden"
+SHARED_CORES = "there are more threads than cores: stages wait for one another, so no time is that of a node alone"
+CLOCKS = "clocks of the machines are synchronized to {:.0f} us: transfers and latency are no more precise"
+LEAKED = (
+    "the stages and the whole model give different outputs: more than the hidden state crosses a cut. Cut between "
+    "blocks of the model, or plan for fewer nodes"
+)
+RECEIVES = "a stage receives between two computations: the period includes transfers that the plan takes for hidden"
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,16 @@ NUMBERED = re.compile(r"(?:(.*)\.)?(\d+)")
 SHAPE = re.compile(r"(?:torch\.)?([a-z]+)(\d*)\w*\[([\d, ]*)\]")
 BITS = {"bool": 8, "bfloat": 16}  # where the name does not say it, or not all of it
 LEAST_SHARE = 0.05  # of the model's time outside of all units, below which it is not worth a doubt
-PLACED = "{:.0f} % of the time is spent between the units, in {}: it is counted for the first unit there"
+PLACED = "{:.0f} % of the time is spent between the units, in {}; it counts towards the first unit there"
 CROSSING = (
-    "what crosses a cut is told by the dtypes and shapes that units take and give; a tensor that only later units use "
-    "may be missing: give its size as extra_live_bytes (0 says there is none)"
+    "the tensors that cross a cut are inferred from the dtypes and shapes of the inputs and outputs of units. A tensor "
+    "that only later units use may be missing: give its size as extra_live_bytes, or 0 if there is none"
 )
 OTHER_BATCH = (
-    "memory and transfers are those of a batch of {}, times those of the profiled batch of {}: profile that batch to "
-    "plan its times"
+    "memory and transfers are for a batch of {}, times for the profiled batch of {}: profile the batch that you plan "
+    "to know its times"
 )
-NO_ACTIVATIONS = (
-    "the activation peak of {} of {} units is not known ({}): only what they give is counted, the least it can be"
-)
+NO_ACTIVATIONS = "the activation peak of {} of {} units is unknown ({}): only their outputs are counted, a lower bound"
 
 
 @dataclass(frozen=True)
@@ -196,9 +194,9 @@ class _Reading:
             yield NO_ACTIVATIONS.format(len(unknown), len(self.layers), reason)
         for unit in self.layers:
             if unit.output_bytes is None and _bytes(unit.output_shapes) is None:
-                yield f"what {unit.path} gives is not known: of a cut behind it only what its successor takes counts"
+                yield f"the output of {unit.path} is unknown: a cut behind it counts only what the next unit takes"
             if unit.calls > 1 and unit.parent is not None:
-                yield f"{unit.path} is called {unit.calls:g} times per run: it is placed where it is called first"
+                yield f"{unit.path} is called {unit.calls:g} times per run: it counts where it is called first"
 
     def _take_apart(self, layer: LayerProfile) -> None:
         inside = self._inside.get(layer.path, [])

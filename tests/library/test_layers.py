@@ -66,12 +66,15 @@ def test_a_layer_that_waits_and_one_whose_core_others_had_say_so(tmp_path):
     profile = profiled(model, ONE, tmp_path, 20, clock=core).profile
     clocks = {each.path: (each.cpu_self_s, each.undisturbed_self_s) for each in profile.layers}
     assert clocks == {"": (None, None), "0": (0, None), "1": (None, None), "2": (None, pytest.approx(1e-3))}
-    assert "it computed for 0 µs of its own 5.00 ms at most" in layer(profile, "0").doubts[0]
+    assert "it computed for at most 0 µs of its self time of 5.00 ms" in layer(profile, "0").doubts[0]
     mean = layer(profile, "2").host_self_s.mean
     runs = round((mean - 1e-3) * 20 / 4e-3)  # of the two, those that were timed with probes
     assert 1 <= runs <= 2 and f"without the {runs} of 20 runs" in layer(profile, "2").doubts[0]
     said = [each.partition(";")[0] for each in profile.doubts if each.startswith(("waits", "disturbed"))]
-    assert said == ["waits: 0 did not compute for part of the time", "disturbed: some runs were kept waiting"]
+    assert said == [
+        "waits: 0 waited for part of the time",
+        "disturbed: some runs had to wait, which made the means of 2 longer",
+    ]
     assert kept_waiting([1.0] * 4, [0.0, 0.02, 0.07, 0.0]) == {2} and kept_waiting([1.0], []) == frozenset()
 
 

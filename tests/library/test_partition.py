@@ -165,7 +165,7 @@ def test_caches_and_activations_grow_with_the_batch_and_the_tokens_and_times_of_
     held = plan.stages[0].memory_bytes
     most = (plan.stages[0].usable_bytes - held.weights) // (held.total - held.weights)
     assert plan.largest_batch == three.largest_batch == most > 3
-    assert "times those of the profiled batch of 1" in " ".join(three.doubts)
+    assert "times for the profiled batch of 1" in " ".join(three.doubts)
     for wrong, says in (
         ({"kv_cache_tokens": 4, "kv_cache_bytes": 4}, "are both given"),
         ({"batch_size": 0}, "batch_size is 0"),
@@ -178,7 +178,7 @@ def test_caches_and_activations_grow_with_the_batch_and_the_tokens_and_times_of_
 
 def test_what_is_not_known_of_a_unit_is_a_doubt():
     doubts = " ".join(units_of(decoder()).doubts)
-    assert "activation peak of 6 of 6 units is not known (cpu has no allocator statistics)" in doubts
+    assert "activation peak of 6 of 6 units is unknown (cpu has no allocator statistics)" in doubts
     assert "extra_live_bytes" in doubts
     assert "extra_live_bytes" not in " ".join(units_of(decoder(), extra_live_bytes=0).doubts)
     assert "the machine was busy" in units_of(decoder(doubts=("the machine was busy",))).doubts
@@ -189,7 +189,7 @@ def test_what_is_not_known_of_a_unit_is_a_doubt():
     )
     blind = profiles.model_profile(nested([layer(""), layer("a"), layer("b", calls=2.0)]))
     doubts = " ".join(units_of(blind).doubts)
-    assert "what a gives is not known" in doubts and "b is called 2 times per run" in doubts
+    assert "the output of a is unknown" in doubts and "b is called 2 times per run" in doubts
 
 
 def test_the_longer_one_of_device_and_host_counts_and_known_activation_peaks_are_used():
@@ -242,7 +242,7 @@ def test_the_plan_of_the_guide_puts_a_model_that_fits_on_one_node():
         assert ExecutionPlanner(metrics).generate_plan(nodes) == plan
     [stage] = plan.stages
     assert (stage.node, stage.basis, plan.basis, plan.transfers) == ("node_a", "measured", "measured", ())
-    assert "for a single request one node is best" in plan.notes[0]
+    assert "one node is fastest for a single request" in plan.notes[0]
     assert str(plan).startswith("PartitionPlan: 1 stage, latency of one request: ")
     assert "node_a (gpu): units 0 to 5, model.wte ... lm_head" in str(plan)
 

@@ -158,7 +158,7 @@ def test_no_throughput_is_claimed_where_contention_was_not_measured():
         plan = planned(chain(10, 10), nodes)
         assert (plan.basis, plan.period_basis, plan.value_basis) == ("measured", "assumed", "assumed")
         assert plan.requests_per_s is None and plan.requests_per_s_reason == TOGETHER_ASSUMED in plan.notes
-        assert "a and b are on one machine (pod), and how much they slow one another down was not" in plan.doubts[0]
+        assert "a and b share a machine (pod), and their contention was not measured" in plan.doubts[0]
     one = ExecutionPlanner(chain(10, 10), kind="cpu").generate_plan(nodes, links=Link(1e9, 1e-3))
     assert one.value_basis == one.period_basis == "measured"  # one node has nobody beside it
 
@@ -166,7 +166,7 @@ def test_no_throughput_is_claimed_where_contention_was_not_measured():
 def test_contention_or_times_that_are_assumed_stay_the_reason_for_no_throughput():
     plan = planned(chain(10, 10), [node(name, contention=1.1) for name in "abc"])
     assert len(plan.stages) == 2 and plan.period_basis == "assumed" and plan.requests_per_s is None
-    assert "was measured with all 3 nodes of pod at work, of which this plan uses 2" in plan.doubts[0]
+    assert "was measured with all 3 nodes of pod busy, and this plan uses 2" in plan.doubts[0]
     plan = planned(chain(10, 10), [node("a", contention=1.1, speed=1.0), node("b", contention=1.1)])
     assert plan.period_basis == "assumed" and plan.requests_per_s_reason == ORDER_ONLY
 

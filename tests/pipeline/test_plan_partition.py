@@ -83,8 +83,8 @@ def test_one_json_document_holds_the_same_plan(run, profile, tmp_path) -> None:
 def test_nodes_of_one_machine_claim_throughput_with_their_measured_contention_alone(run, profile, tmp_path) -> None:
     shared = [{**each, "machine": "pod"} for each in ALIKE["nodes"]]
     code, out, _ = run(profile, "--nodes", nodes(tmp_path, nodes=shared), "--objective", "throughput")
-    assert code == 0 and "(assumed)" in out.splitlines()[0] and "not claimed: what nodes of one machine take" in out
-    assert "one and two are on one machine (pod)" in " ".join(out.split())
+    assert code == 0 and "(assumed)" in out.splitlines()[0] and "not claimed: how much the nodes of one machine" in out
+    assert "one and two share a machine (pod)" in " ".join(out.split())
     known = nodes(tmp_path, nodes=[{**each, "contention": 1.25} for each in shared])
     picture = tmp_path / "shared.png"
     code, out, err = run(profile, "--nodes", known, "--objective", "throughput", "--picture", picture)
