@@ -35,8 +35,8 @@ class Infeasible(Exception):
         self.extra_by_node = extra_by_node
         super().__init__(
             f"no split of the model fits these nodes. The smallest fix is {_gb(self.extra_bytes)} more memory on "
-            f"{node}: its stage needs {_gb(short_bytes)} more than is free there, and unit {unit} is the first that does "
-            "not fit. Add memory or a node, use a smaller dtype, or keep fewer requests in flight"
+            f"{node}: its stage needs {_gb(short_bytes)} more than is free there, and unit {unit} is the first that "
+            "does not fit. Add memory or a node, use a smaller dtype, or keep fewer requests in flight"
         )
 
 
