@@ -120,6 +120,8 @@ WAITS = "waits: it computed for at most {} of its self time of {}; for the rest 
 WAS_DISTURBED = "disturbed: its mean self time is {}, and {} without the {} of {} runs that had to wait"
 VARYING = "later calls have other shapes; those of the first call are shown"
 UNRUN_WORK = "work of other threads is not counted"
+TIMES = ("host_self_s", "host_inclusive_s", "device_self_s", "device_inclusive_s")  # of a layer, and of its samples
+NO_SHAPES = CallShapes((), (), None, varies=False)
 
 
 @dataclass(frozen=True)
@@ -212,16 +214,25 @@ class Findings:
 
     def _layer(self, call: Call, order: int) -> LayerProfile:
         samples, module = self.samples[call.path], self.profiled.targets.modules[call.index]
-        host_self, host_inclusive = summarize_runs(samples.host_self_s), summarize_runs(samples.host_inclusive_s)
-        device_self = summarize_runs(samples.device_self_s) if samples.device_self_s else None
+        times: dict[str, Any] = {name: summarize_runs(runs) for name in TIMES if (runs := getattr(samples, name))}
+        host, device = times["host_self_s"], times.get("device_self_s")
         is_concurrent = self.tree.is_elsewhere(call)
-        varies = _varies(samples.calls)
-        operators = None if is_concurrent or varies else self.work.of(call)
-        issue_s = None if self.is_queue_full else host_self.median
+        operators = None if is_concurrent or _varies(samples.calls) else self.work.of(call)
+        issue_s = None if self.is_queue_full else host.median
         machine = Machine(self.limits, self.work.least_bytes, on_host=self.device is None)
-        verdict = judge_layer((device_self or host_self).median, issue_s, operators, machine)
-        calls = sum(samples.calls) / len(samples.calls)
+        verdict = judge_layer((device or host).median, issue_s, operators, machine)
+        shapes, memory = self.shapes.get(call, NO_SHAPES), (self.memory or {}).get(call)
         cpu_s, undisturbed_s = self._computed(call), undisturbed_mean(samples.host_self_s, self.kept_waiting)
+        doubts = [_calls_vary(samples.calls)] if _varies(samples.calls) else []
+        doubts += [CONCURRENT, UNRUN_WORK] if is_concurrent else []
+        doubts += [VARYING] if shapes.varies else []
+        if self.device and call in self.device.unknown:
+            doubts.append(f"its device time is unknown: {self.device.unknown[call]}")
+        if cpu_s is not None:
+            doubts.append(WAITS.format(duration(cpu_s), duration(host.median)))
+        if undisturbed_s is not None:
+            means = duration(host.mean), duration(undisturbed_s)
+            doubts.append(WAS_DISTURBED.format(*means, len(self.kept_waiting), len(self.host.runs)))
         return LayerProfile(
             path=call.path,
             parent=_parent(call, self.tree),
@@ -229,31 +240,26 @@ class Findings:
             type=type(module).__name__,
             depth=_depth(call),
             order=order,
-            calls=calls,
-            host_self_s=host_self,
-            host_inclusive_s=host_inclusive,
-            device_self_s=device_self,
-            device_inclusive_s=summarize_runs(samples.device_inclusive_s) if samples.device_inclusive_s else None,
-            is_launch_bound=is_launch_bound(issue_s, device_self.median)
-            if device_self and issue_s is not None
-            else None,
+            calls=sum(samples.calls) / len(samples.calls),
+            **times,
+            is_launch_bound=is_launch_bound(issue_s, device.median) if device and issue_s is not None else None,
+            parameters=count_parameters(module),
+            storages=self._storages.of(module),
             flops_self=None if operators is None else float(sum(operator.flops for operator in operators)),
             bytes_self=None if operators is None else float(sum(operator.bytes for operator in operators)),
+            output_bytes=shapes.output_bytes,
+            activation_peak_bytes=memory.peak_above_bytes if memory else None,
+            memory_before_bytes=memory.before_bytes if memory else None,
+            memory_after_bytes=memory.after_bytes if memory else None,
+            input_shapes=shapes.inputs,
+            output_shapes=shapes.outputs,
             bound=verdict.bound,
             share_of_limit=verdict.share_of_limit,
             gain_at_limit_s=verdict.gain_at_limit_s,
-            doubts=(
-                *([_calls_vary(samples.calls)] if varies else []),
-                *self._layer_doubts(call, is_concurrent),
-                *([] if cpu_s is None else [WAITS.format(duration(cpu_s), duration(host_self.median))]),
-                *([] if undisturbed_s is None else [self._disturbed(host_self.mean, undisturbed_s)]),
-                *verdict.doubts,
-            ),
+            doubts=(*doubts, *verdict.doubts),
             cpu_self_s=cpu_s,
             undisturbed_self_s=undisturbed_s,
             is_concurrent=is_concurrent,
-            **self._held(module),
-            **self._seen(call),
         )
 
     def _computed(self, call: Call) -> float | None:
@@ -261,36 +267,8 @@ class Findings:
         runs = [run[call] for run in self.host.cpu_runs if call in run]
         if not runs:
             return None
-        wall_s, cpu_s = (median(each) / 1e9 for each in zip(*runs, strict=True))
+        wall_s, cpu_s = (median(ns) / 1e9 for ns in zip(*runs, strict=True))
         return cpu_s if clearly_less(wall_s, cpu_s) else None
-
-    def _disturbed(self, mean_s: float, undisturbed_s: float) -> str:
-        runs = len(self.host.runs)
-        return WAS_DISTURBED.format(duration(mean_s), duration(undisturbed_s), len(self.kept_waiting), runs)
-
-    def _held(self, module: nn.Module) -> dict[str, Any]:
-        return {"parameters": count_parameters(module), "storages": self._storages.of(module)}
-
-    def _seen(self, call: Call) -> dict[str, Any]:
-        """Return the fields on shapes and memory."""
-        shapes, memory = self.shapes.get(call), (self.memory or {}).get(call)
-        return {
-            "output_bytes": shapes.output_bytes if shapes else None,
-            "input_shapes": shapes.inputs if shapes else (),
-            "output_shapes": shapes.outputs if shapes else (),
-            "activation_peak_bytes": memory.peak_above_bytes if memory else None,
-            "memory_before_bytes": memory.before_bytes if memory else None,
-            "memory_after_bytes": memory.after_bytes if memory else None,
-        }
-
-    def _layer_doubts(self, call: Call, is_concurrent: bool) -> list[str]:
-        doubts = [CONCURRENT, UNRUN_WORK] if is_concurrent else []
-        shapes, device = self.shapes.get(call), self.device
-        if shapes and shapes.varies:
-            doubts.append(VARYING)
-        if device and call in device.unknown:
-            doubts.append(f"its device time is not known: {device.unknown[call]}")
-        return doubts
 
     def _never_called(self, called: Sequence[LayerProfile]) -> list[LayerProfile]:
         layers: list[LayerProfile] = []
@@ -313,7 +291,8 @@ class Findings:
                 order=len(called) + len(layers),
                 calls=0.0,
                 doubts=(reason,) if reason else (),
-                **self._held(module),
+                parameters=count_parameters(module),
+                storages=storages,
             )
             paths[path] = layer
             layers.append(layer)

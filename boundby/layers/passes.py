@@ -121,7 +121,7 @@ class CallShapes:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    output_bytes: int
+    output_bytes: int | None  # None where no call was seen
     varies: bool
 
 
@@ -144,7 +144,7 @@ def see_shapes(run: Run, tree: CallTree, targets: Targets) -> tuple[dict[Call, C
             shapes[call] = CallShapes(inputs, outputs, moved, varies=False)
         else:
             varies = first.varies or (first.inputs, first.outputs) != (inputs, outputs)
-            shapes[call] = dataclasses.replace(first, output_bytes=first.output_bytes + moved, varies=varies)
+            shapes[call] = dataclasses.replace(first, output_bytes=(first.output_bytes or 0) + moved, varies=varies)
     return shapes, cache_bytes
 
 
