@@ -1,7 +1,7 @@
 """Boundby: what is your model bound by? `boundby.explain(model, batch)`; other names come from the rooms below.
 
-`timing`, `work` and `machine` measure, `capture` records and `trace` reads, `bound` has the answer; `inference`, `layers`,
-`partition` and `training` serve whole sets, modules, devices and loops. A room loads what is asked of it, when it is.
+`timing`, `work` and `machine` measure, `capture` records and `trace` reads, `bound` has the answer; `inference`,
+`layers`, `partition` and `training` serve whole sets, modules, devices and loops. A name is loaded when it is used.
 """
 
 import ast
@@ -23,10 +23,12 @@ MOVED = {  # public modules of 0.2 and earlier, which keep their names as well
             "timing": "compare stats timer whole_set",
             "work": "attention_mask roofline",
             "machine": "ceilings compile_cache device disturbance energy environment memory sampler",
-            "bound": "attention bottleneck card device_time explanation judgement prediction recording replay split trials verdict",
+            "bound": "attention card device_time explanation judgement prediction recording replay split trials "
+            "verdict",
         }.items()
         for name in names.split()
     },
+    "boundby.bottleneck": "boundby.bound.analysis",
     "boundby.sweep": "boundby.timing.rounds",
     "boundby.known": "boundby.formatting",
     "boundby.integrations": "boundby.training",
@@ -44,8 +46,8 @@ def __getattr__(name: str) -> Any:
 def hand_on(room: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package whose `__init__.pyi` lists its public names.
 
-    Each line there is `from .module import name`, or `from . import module`; the module is loaded when its name is asked
-    for. Ours and not a library's, because a script must be able to say which library is missing.
+    Each line there is `from .module import name`, or `from . import module`; a module is loaded when its name is used.
+    Ours and not a library's, because a script must be able to say which library is missing.
     """
     lines = [
         line
@@ -58,9 +60,10 @@ def hand_on(room: str, path: str) -> tuple[Callable[[str], Any], Callable[[], li
         if name not in homes:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
         module, attribute = homes[name]
-        if module is None:
-            return importlib.import_module(f"{room}.{attribute}")
-        return getattr(importlib.import_module(f"{room}.{module}"), attribute)
+        home = importlib.import_module(f"{room}.{module}" if module else room)
+        if attribute in vars(home):
+            return vars(home)[attribute]
+        return importlib.import_module(f"{home.__name__}.{attribute}")
 
     return load, lambda: sorted(homes), sorted(homes)
 
@@ -74,7 +77,7 @@ class _EarlierNames:
         if fullname not in MOVED:
             return None
         warnings.warn(f"{fullname} is {MOVED[fullname]} now", DeprecationWarning, stacklevel=2)
-        return importlib.machinery.ModuleSpec(fullname, self)
+        return importlib.machinery.ModuleSpec(fullname, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = importlib.import_module(MOVED[spec.name])

@@ -1,4 +1,4 @@
-"""Rows of a sweep with what `utils.baseline.diagnosis` adds: work, share of the ceilings, and a verdict that `judge` made."""
+"""Rows of a sweep with what `utils.baseline` adds: work, share of the ceilings, and a verdict that `judge` made."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -212,14 +212,14 @@ def preload() -> None:
     import sklearn.metrics  # noqa: F401
     import transformers.models.bert.modeling_bert  # noqa: F401
 
-    from boundby.bound import bench, bottleneck
+    from boundby.bound import analysis, bench
     from boundby.machine import ceilings
-    from utils.baseline import sweep as baseline
+    from utils.baseline import sweep  # noqa: F401
     from utils.evaluation import planning, run  # noqa: F401
     from utils.tracing import capture as tracing  # noqa: F401
 
     planning.SHARD_ROWS["cpu"] = SMALL_SHARD
-    bottleneck.ROUND_S, bench.REPLAY_S = 0.001, 0.1  # what is found is of no interest here
+    analysis.ROUND_S, bench.REPLAY_S = 0.001, 0.1  # what is found is of no interest here
     ceilings.measure.__kwdefaults__["budget_s"] = 0.1
     picture = io.BytesIO()
     matplotlib.figure.Figure((1, 1)).savefig(picture)

@@ -1,6 +1,6 @@
 """How long a device computes for a call, however many launches it is: behind a backlog, as a graph, in chunks.
 
-A backlog holds the device until the host has issued a call (`boundby.timing.timer`), but the queue of a GPU holds about 1,024
+A backlog holds the device until the host has issued a call (`boundby.timing`), but the queue of a GPU holds about 1,024
 launches, and a forward of 24 layers in bfloat16 is 1,109. Such a call is captured and replayed as a graph. Where that
 does not go it is issued in chunks, each behind a backlog of its own, and where that does not go either, as where the
 call itself waits for the device, its kernels in a recording of the profiler are added up.

@@ -10,8 +10,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boundby.bound import card
+from boundby.bound.analysis import Call, Machine, bottleneck
 from boundby.bound.bench import Bench
-from boundby.bound.bottleneck import Call, Machine, bottleneck
 from boundby.bound.recording import dtype_name
 from boundby.bound.trials import FASTER_PRODUCTS, Candidate, Made
 from boundby.bound.verdict import Fix, Trial, Verdict

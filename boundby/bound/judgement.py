@@ -1,7 +1,7 @@
 """What limits one forward, how sure that is, and what the best fix could gain.
 
-Where the forward was replayed, the owner with most of its time is what limits it (`boundby.bound.split`). Where it was not,
-the least time of all operators (`boundby.work.roofline`), as a share of the measured time, says how close it is to what the
+Where the forward was replayed, the owner with most of its time is what limits it (`boundby.bound`). Where it was not,
+the least time of all operators (`boundby.work`), as a share of the measured time, says how close it is to what the
 machine can do, and the kind of limit with most of that time is the bound. Trials come last and weigh most: a bound that
 one of them refutes gives way to the one that they confirm, or the verdict is not settled.
 

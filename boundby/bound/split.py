@@ -1,6 +1,6 @@
 """Whose every millisecond of a forward is: a sum of owners that comes to the measured time exactly.
 
-Each operator is timed twice beside the forward it belongs to (`boundby.bound.replay`): alone and hot, and in the model's
+Each operator is timed twice beside the forward it belongs to (`boundby.bound`): alone and hot, and in the model's
 order with its own weights. The differences have names: beyond the least time by the limits it is the kernels at these
 shapes, beyond the hot kernels it is what the model around them costs (cold caches, threads, other streams), beyond the
 operators it is the host (dispatch, and Python between them). Nothing is clipped: a part that comes out negative is

@@ -75,7 +75,7 @@ def summarize_runs(samples: Sequence[float]) -> Summary:
 
 
 def p95_doubt(num_runs: int) -> str | None:
-    """Return how far a 95th percentile of so many runs can be trusted; None where `timing.stats` has no objection."""
+    """Return how far a 95th percentile of so many runs can be trusted; None where `boundby.timing` has no objection."""
     enough = least_samples(0.95)
     if num_runs >= enough:
         return None

@@ -2,7 +2,7 @@
 
 Ratios are of B over A and are judged as logarithms, so that A against B gives the mirror image of B against A. The
 interval of two independent runs is Welch's t-interval (Welch 1947), that of paired values the t-interval of their
-ratios; both are widened, and correlated rounds count as fewer, as in `boundby.timing.stats`. p-values over the rows of one
+ratios; both are widened, and correlated rounds count as fewer, as in `boundby.timing`. p-values over the rows of one
 comparison are adjusted by Holm (1979). A p-value alone would call a difference of 0.1 % slower and a missing one the
 same; hence the minimum effect: slower and faster need at least that much, and the same needs the whole interval inside
 it (an equivalence test).

@@ -4,7 +4,7 @@ A visit is one round at one point and the unit of commit: the caller stores it, 
 stored visits goes on where they end. Round 0 goes upwards, since memory runs out at the large end; later rounds are
 shuffled, so that a slow drift of the machine does not settle on one point. Every round visits every point, also those
 known well enough, until all are: the last open point visited alone would meet the same disturbance in several rounds,
-and its nominal interval would cover the truth in 85 of 100 simulated sweeps instead of 91 (`boundby.timing.stats` widens it).
+and its nominal interval would cover the truth in 85 of 100 simulated sweeps instead of 91 (`boundby.timing` widens it).
 """
 
 import math

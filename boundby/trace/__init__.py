@@ -1,7 +1,7 @@
-"""Chrome traces of torch.profiler, ours or anyone's: columns, tables, causes. Loads neither torch nor pandas.
+"""What a trace of torch.profiler says, ours or anyone's. Loads neither torch nor pandas.
 
-`table` turns a file into columns of integer nanoseconds and `analysis` these into what they say: where the time of
-every device went, and why it was idle. `operators` has the calls of operators and the folded Python stacks.
+In: a file, plain or packed with gzip or zstd. Out: columns of integer nanoseconds, links from launch to kernel,
+where the time of every device went and why it was idle, memory, and the difference between two traces.
 """
 
 from boundby import hand_on

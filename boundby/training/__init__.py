@@ -1,6 +1,8 @@
-"""The stages of a training loop: timed as it runs, written as it runs, and read again at any time.
+"""The stages of a training loop, timed as it runs, and what the loop is bound by.
 
-Nothing here loads torch but an enabled `ProfilerManager`, when it starts, and `boundby.training.cuda`.
+In: a loop (`ProfilerManager`), a Trainer of transformers or Lightning (their callbacks), or a script (`boundby
+train`). Out: files that grow with the run and can be read at any time, seconds by stage, and a verdict. Only what
+runs loads torch.
 """
 
 from boundby import hand_on

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boundby.bound import bottleneck as module
+from boundby.bound import analysis as module
+from boundby.bound.analysis import Call, Machine, bottleneck, counted_quietly, loads
 from boundby.bound.bench import Bench
-from boundby.bound.bottleneck import Call, Machine, bottleneck, counted_quietly, loads
 from boundby.bound.judgement import Evidence
 from boundby.bound.trials import Candidate, Made
 from boundby.bound.verdict import Doubt, Fix, Gain, Verdict

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
+from boundby.bound.analysis import Call, bottleneck
+from boundby.bound.analysis import Machine as Limited
 from boundby.bound.bench import Bench
-from boundby.bound.bottleneck import Call, bottleneck
-from boundby.bound.bottleneck import Machine as Limited
 from boundby.bound.device_time import DeviceTimer
 from boundby.bound.recording import program, record
 from boundby.bound.replay import OnDevice
@@ -167,8 +167,8 @@ def test_the_sweep_of_the_pods_model_has_device_times_and_counts_all_that_it_tak
 
 @pytest.mark.parametrize("machine", [SLOW_HOST], indirect=True)
 def test_a_slow_host_is_told_as_launch_bound_with_what_a_graph_gains(machine, monkeypatch):
-    monkeypatch.setattr("boundby.bound.bottleneck.ROUNDS", 2)
-    monkeypatch.setattr("boundby.bound.bottleneck.LEAST_CALLS", 1)
+    monkeypatch.setattr("boundby.bound.analysis.ROUNDS", 2)
+    monkeypatch.setattr("boundby.bound.analysis.LEAST_CALLS", 1)
     ceilings = Ceilings(
         device={"type": "cuda"},
         compute=(ComputeCeiling("bfloat16", None, True, 7e14, 7e14, 1024, 0.0),),

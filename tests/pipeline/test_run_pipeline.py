@@ -261,7 +261,7 @@ def test_an_interrupt_of_a_step_that_still_imports_is_one_word_and_no_traceback(
     end(
         checkout,
         "02",
-        "os.kill(os.getpid(), 2)\nimport utils.command.cli\nsys.exit(utils.command.cli.command('', print, [], settings=None))",
+        "os.kill(os.getpid(), 2)\nfrom utils.command import cli\nsys.exit(cli.command('', print, [], settings=None))",
     )
     code = f"import run_pipeline, pathlib, sys; run_pipeline.ROOT = pathlib.Path({str(checkout)!r})"
     command = [sys.executable, "-c", f"{code}\nsys.exit(run_pipeline.main([]))"]

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from boundby.bound.analysis import Call, Machine, bottleneck
 from boundby.bound.bench import Bench
-from boundby.bound.bottleneck import Call, Machine, bottleneck
 from boundby.bound.verdict import Verdict
 from boundby.machine.ceilings import Ceilings, measure
 from boundby.machine.disturbance import HostCounters, Watch

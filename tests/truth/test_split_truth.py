@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from boundby.bound.analysis import Call, Machine, bottleneck
 from boundby.bound.bench import Bench
-from boundby.bound.bottleneck import Call, Machine, bottleneck
 from boundby.bound.replay import Lengths, replay
 from boundby.bound.split import Replay, Split, split
 from boundby.bound.verdict import OwnerKind

@@ -2,6 +2,7 @@ from . import instruments as instruments
 from . import sweep as sweep
 from .columns import COLUMNS as COLUMNS
 from .columns import MB as MB
+from .columns import MEASURED as MEASURED
 from .columns import Status as Status
 from .document import Ceilings as Ceilings
 from .document import Change as Change
@@ -37,7 +38,6 @@ from .inference import Guard as Guard
 from .inference import InferenceProfiler as InferenceProfiler
 from .memory import told as told
 from .optimum import GOOD_ENOUGH as GOOD_ENOUGH
-from .optimum import MEASURED as MEASURED
 from .optimum import judge as judge
 from .optimum import optimal as optimal
 from .rounds import LEAST_ROUNDS as LEAST_ROUNDS

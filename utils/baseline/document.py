@@ -192,7 +192,7 @@ class Dataset(TypedDict, total=False):
 
 
 class Device(TypedDict, total=False):
-    """On which device, as `boundby.machine.device.describe` gives it; of a GPU also which, and of how many that torch sees."""
+    """On which device, as `boundby.machine` gives it; of a GPU also which, and of how many that torch sees."""
 
     type: str
     threads: int
@@ -493,7 +493,7 @@ class Variants(TypedDict):
 def read_document(path: Path, version: int, kind: Any = Document) -> Document:
     """Return the document of this version. Raises OSError, OtherVersion, and ValueError where it is something else.
 
-    Verdicts are as `boundby.bound.verdict` has them, also those of an earlier version. A reader of a part of it asks for that
+    Verdicts are as `boundby.bound` has them, also those of an earlier version. A reader of a part of it asks for that
     alone by another `kind`. What the document says beyond these records stays in it: each task has scores of its own.
     """
     content = files.read_json(path)

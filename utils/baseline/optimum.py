@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from utils.baseline.document import MEASURED, Choice, FullDataset, Optimal, Row, Target
+from utils.baseline.columns import MEASURED
+from utils.baseline.document import Choice, FullDataset, Optimal, Row, Target
 from utils.settings import Targets
 
 GOOD_ENOUGH = 0.95  # of the best throughput

@@ -42,7 +42,7 @@ class Timing:
 
 
 class Memory(TypedDict, total=False):
-    """The fields of `boundby.machine.memory.MemoryUse`, in bytes; what this device cannot give is None, and `reasons` say why.
+    """The fields of `boundby.machine`, in bytes; what this device cannot give is None, and `reasons` say why.
 
     A comparison reads visits where no torch need be.
     """

@@ -1,4 +1,8 @@
-"""The labelled texts: `sources` reads them, `checks` looks at each row, `normalised` keeps the copy that steps read."""
+"""The labelled texts.
+
+In: a dataset of the Hub, CSV, Parquet or JSONL. Out: one normalised copy that all steps read, its receipt, and what
+is wrong with its rows.
+"""
 
 from boundby import hand_on
 

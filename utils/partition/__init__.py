@@ -1,4 +1,7 @@
-"""Plan a split for a person: `planning` reads and keeps plans, `running` runs them, `report` tells them."""
+"""Plan how to split a model over devices, and run that plan.
+
+In: profiles by layer and a file of nodes. Out: a plan with its proof, a picture, and the run beside its prediction.
+"""
 
 from boundby import hand_on
 

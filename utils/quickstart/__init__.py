@@ -1,4 +1,7 @@
-"""The offline default: synthetic review-like texts, and a small classifier trained on them on this machine."""
+"""The offline default: synthetic review-like texts and a small classifier trained on them.
+
+In: a folder for the cache. Out: a dataset and a model, made once and verified by content.
+"""
 
 from boundby import hand_on
 

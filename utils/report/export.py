@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.baseline.document import MEASURED
+from utils.baseline import MEASURED
 from utils.command import Layout, removed
 from utils.report.run_summary import chosen, metrics
 

@@ -86,7 +86,7 @@ class Hardware(TypedDict):
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that measured: its hardware as `boundby.machine.environment` describes it, and versions of packages."""
+    """The machine that measured: its hardware as `boundby.machine` describes it, and versions of packages."""
 
     hardware: Hardware
     versions: Mapping[str, str | None]

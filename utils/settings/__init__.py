@@ -1,4 +1,7 @@
-"""ROOM."""
+"""The settings: one frozen pydantic record per section of the YAML.
+
+In: a YAML file and `key.sub=value`. Out: a `Config`, or one message with every mistake by line and column.
+"""
 
 from boundby import hand_on
 

@@ -1,4 +1,8 @@
-"""Traces told to people and programs: files found and read, one JSON document, text, tables, and what differs."""
+"""Traces and layers for people: step 03, `boundby trace`, `boundby layers` and `boundby check-profile`.
+
+In: the reference batch, a model, or any trace file. Out: the trace with its manifest, one JSON document, text, a
+flame graph, a profile by layer; and whether a recorded profile is whole and true.
+"""
 
 from boundby import hand_on
 

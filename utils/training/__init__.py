@@ -1,4 +1,8 @@
-"""Training runs: a plain loop to profile, programs recorded from outside, and what their folders hold."""
+"""Training runs: their folders, their comparison, and the monitor.
+
+In: settings or a program of the user. Out: a run folder with stage times, trace and verdict, and a page that shows
+runs as they grow.
+"""
 
 from boundby import hand_on
 

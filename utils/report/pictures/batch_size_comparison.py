@@ -39,7 +39,7 @@ LEAST_DISTANCE = 0.085  # between the names of two batch sizes, as a share of th
 
 @picture("batch_size_comparison.png", "six panels over the batch size")
 def figure(rows: Rows, about: Subject, best: Optimal, targets: Targets) -> Figure:
-    """Return the figure for the rows of a sweep; `best` is the choice of `utils.baseline.optimum` for the first dtype."""
+    """Return the figure for the rows of a sweep; `best` is the choice of `utils.baseline` for the first dtype."""
     drawn = new_figure(about, width=17, height=10.5)
     axes = drawn.subplots(2, 3).flat
     _throughput(axes[0], rows, best, targets)
