@@ -162,7 +162,7 @@ class Findings:
     def kept_waiting(self) -> frozenset[int]:
         """The runs with probes that were kept waiting."""
         times = self.host.instrumented_ns, self.host.waited_ns
-        return kept_waiting(*([ns / 1e9 for ns in each] for each in times))
+        return kept_waiting(*([ns / 1e9 for ns in spent] for spent in times))
 
     @cached_property
     def _calls(self) -> list[Call]:
@@ -180,7 +180,7 @@ class Findings:
     def coverage(self) -> Coverage:
         """Return how much of the reference time the root accounts for: by the slower one of host and device."""
         root, reference_ns = self.samples[""], self.host.reference_ns
-        if any(_varies(each.calls) for each in self.samples.values()):  # neighbouring runs are not alike
+        if any(_varies(sample.calls) for sample in self.samples.values()):  # neighbouring runs are not alike
             ratio = sum(root.host_inclusive_s) * 1e9 / sum(reference_ns)
         else:
             pairs = zip(root.host_inclusive_s, reference_ns, strict=True)
@@ -368,8 +368,8 @@ class Storages:
         own: list[torch.Tensor] = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         storages: dict[object, Storage] = {}
         for tensor in own:
-            place, size = _place(tensor), tensor.numel() * tensor.element_size()
-            storages.setdefault(place, Storage(self._keys[place], size, isinstance(tensor, nn.Parameter)))
+            memory, size = _place(tensor), tensor.numel() * tensor.element_size()
+            storages.setdefault(memory, Storage(self._keys[memory], size, isinstance(tensor, nn.Parameter)))
         return tuple(storages.values())
 
 
@@ -445,8 +445,8 @@ def measure(
     doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
-    found = (host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), launches, cache_bytes)
-    return _report(Findings(profiled, tree, *found), doubts)
+    passes = (host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), launches, cache_bytes)
+    return _report(Findings(profiled, tree, *passes), doubts)
 
 
 def _time(
@@ -511,7 +511,7 @@ def _report(findings: Findings, doubts: Sequence[str]) -> Report:
 
 def _profile_doubts(findings: Findings, layers: Sequence[LayerProfile]) -> list[str]:
     doubts = [TRAINING] if any(module.training for module in findings.profiled.model.modules()) else []
-    varying = sum(_varies(each.calls) for each in findings.samples.values())
+    varying = sum(_varies(sample.calls) for sample in findings.samples.values())
     if varying:
         doubts.append(
             f"calls: {varying} layers are called differently from run to run; times and ranks are means over runs"

@@ -60,7 +60,7 @@ def blocks(profile: ModelProfile) -> tuple[Ranked, ...]:
             inside[layer.parent].append(layer)
     below = {layer.path: _below(layer, inside) for layer in layers}
     held = Counter((layer.type, name.rpartition(".")[0]) for name, layer in _numbered(layers).items())
-    groups = {_pattern(*place) for place, count in held.items() if count > 1}
+    groups = {_pattern(*kind) for kind, count in held.items() if count > 1}
     members = {
         layer.path
         for layer in layers

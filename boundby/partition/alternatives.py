@@ -52,20 +52,20 @@ def baselines(
     memory = [node.memory_bytes for node in nodes]
     yield "split by memory", _pieces([count * size / sum(memory) for size in memory], count)
     yield "greedy by bytes", _greedy(nodes, chains, in_order)
-    for place, node in enumerate(nodes):
-        yield f"{node.name} alone", (Piece(place, 0, count),)
+    for index, node in enumerate(nodes):
+        yield f"{node.name} alone", (Piece(index, 0, count),)
 
 
 def _pieces(shares: Sequence[float], count: int) -> Assignment:
     """Return whole numbers of units in these proportions, the largest remainders rounded up; nodes may get none."""
     numbers = [int(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda place: numbers[place] - shares[place])
-    for place in by_remainder[: count - sum(numbers)]:
-        numbers[place] += 1
+    by_remainder = sorted(range(len(shares)), key=lambda node: numbers[node] - shares[node])
+    for node in by_remainder[: count - sum(numbers)]:
+        numbers[node] += 1
     pieces, first = [], 0
-    for place, number in enumerate(numbers):
+    for node, number in enumerate(numbers):
         if number:
-            pieces.append(Piece(place, first, first + number))
+            pieces.append(Piece(node, first, first + number))
             first += number
     return tuple(pieces)
 
@@ -73,23 +73,23 @@ def _pieces(shares: Sequence[float], count: int) -> Assignment:
 def _greedy(nodes: Sequence[VirtualNode], chains: Mapping[str, Chain], in_order: bool) -> Assignment | None:
     order = list(range(len(nodes)))
     if not in_order:
-        order.sort(key=lambda place: nodes[place].vram_gb is None)
-    first_gpu = next((place for place in order if nodes[place].vram_gb is not None), None)
+        order.sort(key=lambda index: nodes[index].vram_gb is None)
+    first_gpu = next((index for index in order if nodes[index].vram_gb is not None), None)
     pieces, first = [], 0
-    for place in order:
-        units = chains[nodes[place].name].units
+    for index in order:
+        units = chains[nodes[index].name].units
         sizes = [sum(storage.bytes for storage in unit.storages) for unit in units]
-        is_main = place == first_gpu or nodes[place].vram_gb is None
+        is_main = index == first_gpu or nodes[index].vram_gb is None
         end = first
         held: dict[str, int] = {}
         while end < len(units):
             held |= {storage.key: storage.bytes for storage in units[end].storages}
             kept_free = max(sizes[end + 1 :], default=0) if is_main else 0
-            if sum(held.values()) + kept_free > nodes[place].usable_bytes:
+            if sum(held.values()) + kept_free > nodes[index].usable_bytes:
                 break
             end += 1
         if end > first:
-            pieces.append(Piece(place, first, end))
+            pieces.append(Piece(index, first, end))
             first = end
     return tuple(pieces) if first == len(units) else None
 
@@ -163,13 +163,13 @@ def _faster_links(costs: Costs, assignment: Assignment, nodes: Sequence[VirtualN
 def shortfall(costs: Costs, chain: Chain, nodes: Sequence[VirtualNode], *, in_order: bool = False) -> Infeasible:
     """Return what is missing for a split, given that none fits."""
     needs = [_least_on(costs, node, in_order) for node in range(len(nodes))]
-    extra = [nodes[place].extra_for(need) for place, (_, need) in enumerate(needs)]
-    place = min(range(len(nodes)), key=lambda node: (extra[node], node))
-    unit, need = needs[place]
+    extra = [nodes[index].extra_for(need) for index, (_, need) in enumerate(needs)]
+    cheapest = min(range(len(nodes)), key=lambda node: (extra[node], node))
+    unit, need = needs[cheapest]
     return Infeasible(
-        node=nodes[place].name,
+        node=nodes[cheapest].name,
         unit=chain.units[unit].name,
-        short_bytes=need - nodes[place].usable_bytes,
+        short_bytes=need - nodes[cheapest].usable_bytes,
         extra_by_node={node.name: more for node, more in zip(nodes, extra, strict=True)},
     )
 

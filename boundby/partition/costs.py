@@ -189,12 +189,12 @@ def memory_table(chain: Chain, inputs_in_flight: int) -> Integers:
     count = len(chain.units)
     table = np.zeros((count + 1, count + 1), dtype=np.int64)
     last_user: dict[str, int] = {}
-    for place, unit in enumerate(chain.units):
+    for index, unit in enumerate(chain.units):
         for storage in unit.storages:  # new to every stage that begins behind the unit that used it before
             begin = last_user.get(storage.key, -1) + 1
-            table[place + 1, begin : place + 1] += storage.bytes
-            last_user[storage.key] = place
-        table[place + 1, : place + 1] += unit.kv_cache_bytes
+            table[index + 1, begin : index + 1] += storage.bytes
+            last_user[storage.key] = index
+        table[index + 1, : index + 1] += unit.kv_cache_bytes
     table = np.cumsum(table, axis=0)
     peaks = np.zeros_like(table)
     for end in range(1, count + 1):

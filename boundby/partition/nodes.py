@@ -53,7 +53,7 @@ class VirtualNode:
             raise ValueError(
                 f"node {self.name!r} is a {self.kind}: give {wanted}, here {' and '.join(given) or 'none'}"
             )
-        speed, contention = (1.0 if each is None else each for each in (self.speed, self.contention))
+        speed, contention = (1.0 if factor is None else factor for factor in (self.speed, self.contention))
         for key, is_sound, wanted in (
             (given[0], 0 < getattr(self, given[0]) < math.inf, "a size above 0"),
             ("reserve_gb", 0 <= self.reserve_gb < math.inf, "a size of 0 or more"),

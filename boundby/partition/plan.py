@@ -114,14 +114,14 @@ class PartitionPlan(msgspec.Struct, frozen=True):
     def _lines(self) -> Iterator[str]:
         stages = "1 stage" if len(self.stages) == 1 else f"{len(self.stages)} stages"
         yield f"PartitionPlan: {stages}, {self.meaning}: {1e3 * self.value_s:.3f} ms ({self.value_basis})"
-        for place, stage in enumerate(self.stages):
+        for index, stage in enumerate(self.stages):
             places = f"units {stage.first_unit} to {stage.end_unit - 1}"
             yield (
                 f"  {stage.node} ({stage.kind}): {places}, {span(stage.units)}: "
                 f"{1e3 * stage.compute_s:.3f} ms ({stage.basis}{_busy(stage)}), "
                 f"{stage.memory_bytes.total / 1e6:,.1f} of {stage.usable_bytes / 1e6:,.1f} MB"
             )
-            for transfer in self.transfers[place : place + 1]:
+            for transfer in self.transfers[index : index + 1]:
                 yield (
                     f"    -> {transfer.target}: {transfer.size_bytes / 1e6:,.3f} MB, {1e3 * transfer.seconds:.3f} ms "
                     f"({transfer.basis})"

@@ -122,7 +122,7 @@ class ExecutionPlanner:
         edges = [0, *cuts, problem.costs.units]
         if len(cuts) != len(nodes) - 1 or any(after <= before for before, after in itertools.pairwise(edges)):
             raise ValueError(f"cuts {list(cuts)} do not split {edges[-1]} units over {len(nodes)} nodes")
-        return problem.plan(tuple(Piece(place, *edge) for place, edge in enumerate(itertools.pairwise(edges))))
+        return problem.plan(tuple(Piece(index, *edge) for index, edge in enumerate(itertools.pairwise(edges))))
 
     def _problem(
         self,

@@ -321,8 +321,8 @@ def _measured(
 
 
 def _transfers(plan: PartitionPlan, processes: Sequence[dict[str, Any]]) -> Iterator[TransferTimes]:
-    for place, transfer in enumerate(plan.transfers):
-        before, after = processes[place], processes[place + 1]
+    for index, transfer in enumerate(plan.transfers):
+        before, after = processes[index], processes[index + 1]
         small, large = (median(_between(before, after, key)) for key in ("small", "large"))
         rate = (LARGE - SMALL) / max(large - small, 1e-9)
         yield TransferTimes(

@@ -107,8 +107,8 @@ class StageModule(nn.Module):
     def _enter(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the first own unit with the received tensor in place of its first tensor argument."""
         leaves, spec = tree_flatten((args, kwargs))
-        place = next(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
-        leaves[place] = self._received
+        index = next(position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        leaves[index] = self._received
         args, kwargs = tree_unflatten(leaves, spec)
         return forward(*args, **kwargs)
 
@@ -118,13 +118,13 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(inputs, Mapping):
         return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
     places = sorted(filter(str.isdigit, inputs), key=int)
-    return tuple(inputs[place] for place in places), {name: inputs[name] for name in inputs if name not in places}
+    return tuple(inputs[position] for position in places), {name: inputs[name] for name in inputs if name not in places}
 
 
 def named(inputs: Any) -> dict[str, Any]:
     """Return inputs by name; positional ones by their place."""
     args, kwargs = arguments(inputs)
-    return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
+    return {**{str(position): value for position, value in enumerate(args)}, **kwargs}
 
 
 def first_tensor(value: Any) -> Tensor:
@@ -168,7 +168,7 @@ def _stage_by_unit(model: nn.Module, plan: PartitionPlan) -> dict[str, int]:
     names = dict(model.named_modules(remove_duplicate=False))
     stage_of: dict[str, int] = {}
     modules: dict[int, str] = {}
-    for place, stage in enumerate(plan.stages):
+    for index, stage in enumerate(plan.stages):
         for layer in stage.layers:
             if layer not in names:
                 raise CutError(f"{type(model).__name__} has no module {layer!r}, which the plan names as a unit")
@@ -178,7 +178,7 @@ def _stage_by_unit(model: nn.Module, plan: PartitionPlan) -> dict[str, int]:
             outer = next((name for name in stage_of if layer.startswith(f"{name}.")), None)
             if outer is not None:
                 raise CutError(f"{layer} {NESTED} ({outer})")
-            stage_of[layer] = place
+            stage_of[layer] = index
     return stage_of
 
 

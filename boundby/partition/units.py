@@ -105,14 +105,14 @@ def units_of(
         blocks = [layer.path for layer in reading.layers if reading.is_block(layer)]
         caches = _caches(blocks, profile.kv_cache_bytes, kv_cache_tokens * factor / tokens if tokens else None)
     units, cuts = [], reading.cut_bytes()
-    for place, layer in enumerate(reading.layers):
+    for index, layer in enumerate(reading.layers):
         is_block, peak = reading.is_block(layer), layer.activation_peak_bytes
         units.append(
             Unit(
                 name=layer.path or layer.name or profile.model_name,
-                seconds=reading.seconds[place],
-                storages=reading.storages[place],
-                cut_bytes=round((cuts[place] + _of(extra, layer, True)) * factor),
+                seconds=reading.seconds[index],
+                storages=reading.storages[index],
+                cut_bytes=round((cuts[index] + _of(extra, layer, True)) * factor),
                 activation_peak_bytes=round((_given_bytes(layer) if peak is None else peak) * factor),
                 kv_cache_bytes=_of(caches, layer, is_block),
                 layers=(layer.path,),
@@ -174,8 +174,8 @@ class _Reading:
         """
         cuts: list[int] = []
         waiting: list[str] = []
-        for place, layer in enumerate(self.layers):
-            taken = self.layers[place + 1].input_shapes if place + 1 < len(self.layers) else ()
+        for index, layer in enumerate(self.layers):
+            taken = self.layers[index + 1].input_shapes if index + 1 < len(self.layers) else ()
             elsewhere = Counter(taken) - Counter([*waiting, *layer.output_shapes])
             cuts.append(_given_bytes(layer) + sum(_bytes(shapes) or 0 for shapes in (waiting, elsewhere.elements())))
             waiting = [shape for shape in (*waiting, *layer.output_shapes) if shape not in taken]
@@ -231,18 +231,18 @@ class _Reading:
     def _storages(self) -> list[tuple[Storage, ...]]:
         """Return the memory of each unit; layers in no unit count for the unit nearest by name."""
         by_unit: list[dict[str, Storage]] = [{} for _ in self.layers]
-        owner = {below.path: place for place, unit in enumerate(self.layers) for below in self._below(unit)}
+        owner = {below.path: index for index, unit in enumerate(self.layers) for below in self._below(unit)}
         for layer in self._profile.layers if self.layers else ():
-            place = owner.get(layer.path, self._first_in.get(layer.path))
-            if place is None:
-                place = self._nearest(layer.name)
-            by_unit[place] |= {storage.key: storage for storage in layer.storages}
+            unit_index = owner.get(layer.path, self._first_in.get(layer.path))
+            if unit_index is None:
+                unit_index = self._nearest(layer.name)
+            by_unit[unit_index] |= {storage.key: storage for storage in layer.storages}
         return [tuple(storages.values()) for storages in by_unit]
 
     def _nearest(self, name: str) -> int:
         """Return the unit that a never-called module lies in by its name, else the first one."""
-        matching = [place for place, unit in enumerate(self.layers) if f"{name}.".startswith(f"{unit.name}.")]
-        return max(matching, key=lambda place: len(self.layers[place].name), default=0)
+        matching = [index for index, unit in enumerate(self.layers) if f"{name}.".startswith(f"{unit.name}.")]
+        return max(matching, key=lambda index: len(self.layers[index].name), default=0)
 
 
 def _numbered(siblings: Sequence[LayerProfile]) -> Iterator[LayerProfile]:

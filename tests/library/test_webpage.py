@@ -17,7 +17,12 @@ STYLES = ("boundby/layers/dashboard/page.css", "utils/render/page.css", "utils/r
 def declarations(text: str) -> set[tuple[str, str]]:
     """Return selector and declaration of every rule, those of media queries too."""
     rules = re.findall(r"([^{};]+)\{([^{}]*)\}", text)
-    return {(" ".join(rule.split()), each.strip()) for rule, body in rules for each in body.split(";") if each.strip()}
+    return {
+        (" ".join(rule.split()), declaration.strip())
+        for rule, body in rules
+        for declaration in body.split(";")
+        if declaration.strip()
+    }
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

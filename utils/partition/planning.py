@@ -131,9 +131,9 @@ def read_profiles(given: Sequence[str]) -> Profiles:
     Raises InputError where one cannot be read or a kind has two.
     """
     profiles: Profiles = {}
-    for each in given:
-        stated = None if Path(each).exists() else WITH_KIND.fullmatch(each)
-        kind, path = (stated[1], stated[2]) if stated else (None, each)
+    for source in given:
+        stated = None if Path(source).exists() else WITH_KIND.fullmatch(source)
+        kind, path = (stated[1], stated[2]) if stated else (None, source)
         profile = _measured(path) if _is_model(Path(path)) else _read(Path(path))
         kind = kind or kind_of(profile)
         if kind in profiles:
@@ -162,7 +162,7 @@ def plan(
             kv_cache_tokens=workload.kv_cache_tokens,
             batch_size=workload.batch_size,
         )
-        found = planner.generate_plan(
+        best = planner.generate_plan(
             [node.virtual() for node in settings.nodes],
             objective,
             settings.link_table(),
@@ -173,7 +173,7 @@ def plan(
         return None, missing
     except ValueError as error:
         raise InputError(str(error)) from None
-    return found, None
+    return best, None
 
 
 def for_examples(outcome: PartitionPlan | Infeasible, path: Path) -> PartitionPlan | Infeasible:

@@ -35,7 +35,10 @@ def of_simulation(file: Planned, simulated: Simulated) -> str:
         ("between two of many", plan.period_s, simulated.period_s),
         (f"finish of {simulated.requests} requests", last, simulated.last_finish_s),
     ]
-    cells = [[name, _ms(formula), NOTHING if found is None else _ms(found)] for name, formula, found in rows]
+    cells = [
+        [name, _ms(formula), NOTHING if simulated_s is None else _ms(simulated_s)]
+        for name, formula, simulated_s in rows
+    ]
     blocks: list[Block] = [
         Paragraph(f"{_stage_count(plan)} of {clean(file.model.name)}, simulated: no process was started"),
         Table(["", "ms\nplanned", "ms\nsimulated"], cells, left=[0], caption=f"{simulated.requests} requests"),
@@ -65,7 +68,7 @@ def check_picture(path: Path | None) -> None:
 def subject(profiles: Profiles) -> str:
     """Return which model was profiled on what."""
     model = next(iter(profiles.values())).model_name
-    places = listed([f"{clean(each.device_name)} ({kind})" for kind, each in profiles.items()])
+    places = listed([f"{clean(profile.device_name)} ({kind})" for kind, profile in profiles.items()])
     return f"{clean(model)}, profiled on {places}"
 
 
@@ -143,8 +146,14 @@ def _stages(plan: PartitionPlan) -> Table:
 
 def _transfers(plan: PartitionPlan) -> Table:
     rows = [
-        [clean(each.source), clean(each.target), _mb(each.size_bytes), _ms(each.seconds), each.basis]
-        for each in plan.transfers
+        [
+            clean(transfer.source),
+            clean(transfer.target),
+            _mb(transfer.size_bytes),
+            _ms(transfer.seconds),
+            transfer.basis,
+        ]
+        for transfer in plan.transfers
     ]
     return Table(["from", "to", "MB", "ms", "times"], rows, left=[0, 1, 4], caption="Transfers")
 
@@ -152,18 +161,24 @@ def _transfers(plan: PartitionPlan) -> Table:
 def _alternatives(plan: PartitionPlan) -> Table:
     mine = [(stage.node, len(stage.units)) for stage in plan.stages]
     rows = [["this plan", _numbers(mine), _ms(plan.value_s), "1.00"]]
-    for each in plan.alternatives:
-        ratio = NOTHING if each.value_s is None else times(each.value_s / plan.value_s) if plan.value_s else NOTHING
-        value = NOTHING if each.value_s is None else _ms(each.value_s)
-        rows.append([clean(each.name), _numbers(each.units), value, ratio])
+    for alternative in plan.alternatives:
+        ratio = (
+            NOTHING
+            if alternative.value_s is None
+            else times(alternative.value_s / plan.value_s)
+            if plan.value_s
+            else NOTHING
+        )
+        value = NOTHING if alternative.value_s is None else _ms(alternative.value_s)
+        rows.append([clean(alternative.name), _numbers(alternative.units), value, ratio])
     headers = ["split", "units", "ms", "times\nthis plan"]
     return Table(headers, rows, left=[0, 1], caption=f"By {plan.meaning}", notes=list(_unfit(plan.alternatives)))
 
 
 def _unfit(alternatives: Sequence[Alternative]) -> Iterator[str]:
-    for each in alternatives:
-        if each.reason:
-            yield f"{clean(each.name)}: {clean(each.reason, 200)}"
+    for alternative in alternatives:
+        if alternative.reason:
+            yield f"{clean(alternative.name)}: {clean(alternative.reason, 200)}"
 
 
 def _missing(missing: Infeasible) -> Iterator[Block]:

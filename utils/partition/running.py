@@ -110,9 +110,9 @@ def be_a_stage(file: Planned, requests: int) -> Measured:
         raise SystemExit(FAILED) from None  # the process that started this one says why
 
 
-def keep(path: Path, plan: Path, file: Planned, found: Measured | Simulated) -> None:
+def keep(path: Path, plan: Path, file: Planned, outcome: Measured | Simulated) -> None:
     """Replace `path` by what was measured or simulated, beside what was predicted."""
-    is_run = isinstance(found, Measured)
+    is_run = isinstance(outcome, Measured)
     files.write_json(
         path,
         {
@@ -120,8 +120,8 @@ def keep(path: Path, plan: Path, file: Planned, found: Measured | Simulated) -> 
             "label": "measured" if is_run else "simulated",
             "plan": str(plan),
             "model": msgspec.to_builtins(file.model),
-            **msgspec.to_builtins(found),
-            "comparison": msgspec.to_builtins(compare(file.plan, found)) if isinstance(found, Measured) else None,
+            **msgspec.to_builtins(outcome),
+            "comparison": msgspec.to_builtins(compare(file.plan, outcome)) if isinstance(outcome, Measured) else None,
         },
     )
 

@@ -140,7 +140,7 @@ def _load(name: str, revision: str | None, dtype: torch.dtype, trusted: bool) ->
     with hashed_alone(folder) as shown:
         try:
             config = transformers.AutoConfig.from_pretrained(shown, **local)
-            model, told = _kind(config).from_pretrained(
+            model, loading = _kind(config).from_pretrained(
                 shown, dtype=dtype, use_safetensors=True, output_loading_info=True, **local
             )
         except ImportError as error:
@@ -148,7 +148,7 @@ def _load(name: str, revision: str | None, dtype: torch.dtype, trusted: bool) ->
         except Exception as error:  # any type: loaders of several libraries meet damaged files here
             fault = _first_line(error).replace(str(shown), str(folder))
             raise InputError(f"{name}: cannot be loaded as a model: {fault}") from error
-        require_all_used(model, told["unexpected_keys"], shown, name)
+        require_all_used(model, loading["unexpected_keys"], shown, name)
     if getattr(model.config, "pad_token_id", None) is None:  # decoders that classify refuse batches without one
         model.config.pad_token_id = getattr(model.config, "eos_token_id", None)
     return model, folder.resolve().name if is_folder else name
@@ -161,7 +161,9 @@ def _kind(config: Any) -> Any:
     """
     import transformers
 
-    own = {str(place).rpartition(".")[2]: key for key, place in (getattr(config, "auto_map", None) or {}).items()}
+    own = {
+        str(class_path).rpartition(".")[2]: key for key, class_path in (getattr(config, "auto_map", None) or {}).items()
+    }
     for name in map(str, config.architectures or []):
         kind = getattr(transformers, own.get(name, name), None)
         if name in own or (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
