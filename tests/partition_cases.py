@@ -37,10 +37,10 @@ class Case:
 
 def every_split(case: Case) -> Iterator[Split]:
     """Yield every way to cut the units into stages and put these on different nodes."""
-    places = range(len(case.nodes))
+    indices = range(len(case.nodes))
     for stages in range(1, min(len(case.nodes), case.units) + 1):
         orders = list(
-            itertools.combinations(places, stages) if case.in_order else itertools.permutations(places, stages)
+            itertools.combinations(indices, stages) if case.in_order else itertools.permutations(indices, stages)
         )
         for cuts in itertools.combinations(range(1, case.units), stages - 1):
             edges = [0, *cuts, case.units]

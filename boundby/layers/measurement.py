@@ -361,21 +361,21 @@ class Storages:
             *model.named_parameters(remove_duplicate=False),
             *model.named_buffers(remove_duplicate=False),
         ):
-            self._keys.setdefault(_place(tensor), name)
+            self._keys.setdefault(_memory_key(tensor), name)
 
     def of(self, module: nn.Module) -> tuple[Storage, ...]:
         """Return the storages of the module's own parameters and buffers, each once."""
         own: list[torch.Tensor] = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         storages: dict[object, Storage] = {}
         for tensor in own:
-            memory, size = _place(tensor), tensor.numel() * tensor.element_size()
+            memory, size = _memory_key(tensor), tensor.numel() * tensor.element_size()
             storages.setdefault(memory, Storage(self._keys[memory], size, isinstance(tensor, nn.Parameter)))
         return tuple(storages.values())
 
 
 def count_parameters(module: nn.Module) -> int:
     """Return the number of parameters of the module and everything inside, tied ones once."""
-    return sum({_place(tensor): tensor.numel() for tensor in module.parameters()}.values())
+    return sum({_memory_key(tensor): tensor.numel() for tensor in module.parameters()}.values())
 
 
 def dtype_of(model: nn.Module) -> str:
@@ -392,7 +392,7 @@ def devices_of(module: nn.Module) -> set[torch.device]:
     return {tensor.device for tensor in (*module.parameters(), *module.buffers())}
 
 
-def _place(tensor: torch.Tensor) -> object:
+def _memory_key(tensor: torch.Tensor) -> object:
     """Return an identifier of a tensor's memory; views that start elsewhere in one storage have their own."""
     try:
         address = tensor.data_ptr()
@@ -461,8 +461,8 @@ def _time(
     host = HostTimes(*given, cpu=instruments.cpu)
     device: DeviceTimes | None = None
     if instruments.marks:
-        places = {index: devices_of(module) for index, module in enumerate(profiled.targets.modules)}
-        device = DeviceTimes(*given, instruments.marks, spanning(tree, places, profiled.device))
+        devices_by_module = {index: devices_of(module) for index, module in enumerate(profiled.targets.modules)}
+        device = DeviceTimes(*given, instruments.marks, spanning(tree, devices_by_module, profiled.device))
     for number in range(1, num_runs + 1):
         began_s = instruments.seconds()
         host.add_pair()

@@ -1,6 +1,6 @@
 """What is seen of the layers beside their times: the program, shapes, memory and work, each in runs of its own.
 
-By the names of its operators one program is told from another. What they are given tells more: a cache that grows,
+The names of its operators tell one program from another. Their inputs tell more: a cache that grows,
 which no layer shows, leaves the names as they are.
 """
 

@@ -115,9 +115,9 @@ class PartitionPlan(msgspec.Struct, frozen=True):
         stages = "1 stage" if len(self.stages) == 1 else f"{len(self.stages)} stages"
         yield f"PartitionPlan: {stages}, {self.meaning}: {1e3 * self.value_s:.3f} ms ({self.value_basis})"
         for index, stage in enumerate(self.stages):
-            places = f"units {stage.first_unit} to {stage.end_unit - 1}"
+            span_of_units = f"units {stage.first_unit} to {stage.end_unit - 1}"
             yield (
-                f"  {stage.node} ({stage.kind}): {places}, {span(stage.units)}: "
+                f"  {stage.node} ({stage.kind}): {span_of_units}, {span(stage.units)}: "
                 f"{1e3 * stage.compute_s:.3f} ms ({stage.basis}{_busy(stage)}), "
                 f"{stage.memory_bytes.total / 1e6:,.1f} of {stage.usable_bytes / 1e6:,.1f} MB"
             )

@@ -236,7 +236,7 @@ def _usage_of_all() -> tuple[float, int]:
 def _clock(now: Callable[[], int]) -> tuple[float, float]:
     """Return how far this process's clock is ahead of the first one's, and how well that is known, in ns.
 
-    It is told by the quickest of several round trips.
+    The quickest of several round trips says it.
     """
     clock = 0.0, 0.0  # all processes of a host have one
     if len(set(_shared(host_id()))) == 1:

@@ -67,7 +67,7 @@ def cut_stage(model: nn.Module, plan: PartitionPlan, index: int, inputs: Any, de
 class StageModule(nn.Module):
     """Computes one stage: `forward(hidden, **inputs)` gives the next hidden state, or the first tensor of the output.
 
-    Without `hidden` for the first stage. Names of positional inputs are their places: "0", "1".
+    Without `hidden` for the first stage. Names of positional inputs are their positions: "0", "1".
     """
 
     def __init__(
@@ -117,8 +117,10 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return inputs as positional and keyword arguments."""
     if not isinstance(inputs, Mapping):
         return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
-    places = sorted(filter(str.isdigit, inputs), key=int)
-    return tuple(inputs[position] for position in places), {name: inputs[name] for name in inputs if name not in places}
+    positions = sorted(filter(str.isdigit, inputs), key=int)
+    return tuple(inputs[position] for position in positions), {
+        name: inputs[name] for name in inputs if name not in positions
+    }
 
 
 def named(inputs: Any) -> dict[str, Any]:

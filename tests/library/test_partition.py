@@ -418,11 +418,11 @@ def mapped(case: Case) -> Split | None:
     device_map = accelerate.infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Block"])
     if "disk" in device_map.values():
         return None
-    places = [device_map.get("", device_map.get(str(unit))) for unit in range(len(units))]
-    order = list(dict.fromkeys(places))
-    assert places == sorted(places, key=order.index), "a device has units that do not follow one another"
+    owners = [device_map.get("", device_map.get(str(unit))) for unit in range(len(units))]
+    order = list(dict.fromkeys(owners))
+    assert owners == sorted(owners, key=order.index), "a device has units that do not follow one another"
     nodes = {key: case.nodes.index(node) for node, key in keys.items()}
-    return tuple((nodes[key], places.index(key), places.index(key) + places.count(key)) for key in order)
+    return tuple((nodes[key], owners.index(key), owners.index(key) + owners.count(key)) for key in order)
 
 
 def test_the_plan_is_never_worse_than_the_map_of_accelerate():

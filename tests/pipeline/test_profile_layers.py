@@ -192,12 +192,12 @@ def own(damaged, tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", list(sys.path))  # where the cache of such modules is added
     (damaged / "own.py").write_text(OWN_CODE)
-    places = {
+    classes = {
         "AutoConfig": "own.MineConfig",
         "AutoModel": "own.Mine",
         "AutoModelForSequenceClassification": "own.MineForTexts",
     }
-    edit_config(damaged, auto_map=places, architectures=["MineForTexts"], model_type="mine")
+    edit_config(damaged, auto_map=classes, architectures=["MineForTexts"], model_type="mine")
     return damaged
 
 

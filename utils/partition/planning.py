@@ -238,7 +238,7 @@ def plan_file(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: st
     root = first.layers[0]
     sizes = SHAPE.match(root.input_shapes[0]) if root.input_shapes else None
     planned = PlannedModel(
-        name=_place(model or first.model_name),
+        name=_location(model or first.model_name),
         dtype=first.dtype,
         parameters=root.parameters,
         batch_size=int(sizes[1]) if sizes else 1,
@@ -272,17 +272,17 @@ def read_plan(path: Path, model: str | None = None) -> Planned:
         raise InputError(f"{path} is of an older or newer version ({version}, here {SCHEMA_VERSION}); {again} anew")
     if file.plan is None:
         raise InputError(f"{path} holds no plan to run: {file.reason}")
-    return Planned(msgspec.structs.replace(file.model, name=_place(model or file.model.name)), file.plan)
+    return Planned(msgspec.structs.replace(file.model, name=_location(model or file.model.name)), file.plan)
 
 
-def _place(model: str) -> str:
+def _location(model: str) -> str:
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _is_model(path: Path) -> bool:
     if path.exists():
         return (path / MODEL).is_file() and not any(path.glob(SUMMARIES))
-    return not path.suffix and path.name == str(path)  # a preset; what is none is told by its loader
+    return not path.suffix and path.name == str(path)  # a preset; its loader refuses what is none
 
 
 def _measured(model: str) -> ModelProfile:

@@ -68,8 +68,8 @@ def check_picture(path: Path | None) -> None:
 def subject(profiles: Profiles) -> str:
     """Return which model was profiled on what."""
     model = next(iter(profiles.values())).model_name
-    places = listed([f"{clean(profile.device_name)} ({kind})" for kind, profile in profiles.items()])
-    return f"{clean(model)}, profiled on {places}"
+    devices = listed([f"{clean(profile.device_name)} ({kind})" for kind, profile in profiles.items()])
+    return f"{clean(model)}, profiled on {devices}"
 
 
 def headline(plan: PartitionPlan) -> str:

@@ -72,7 +72,7 @@ def start(file: Planned, command: Sequence[object]) -> None:
             subprocess.Popen(
                 [sys.executable, *map(str, command)],
                 env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                start_new_session=True,  # Ctrl-C is told to this process, which ends the others
+                start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
             )
             for rank in range(stages)
         ]
