@@ -15,7 +15,7 @@ import numpy as np
 from boundby.partition.costs import UNREACHABLE, Assignment, Costs, Piece
 from boundby.partition.nodes import VirtualNode
 from boundby.partition.plan import Gain
-from boundby.partition.solver import Objective, Solver, classes_of, least, value_of
+from boundby.partition.solver import Goal, Solver, classes_of, least
 from boundby.partition.units import Chain
 
 LEAST_GAIN = 1.02  # below, a change is not worth a word
@@ -94,35 +94,28 @@ def _greedy(nodes: Sequence[VirtualNode], chains: Mapping[str, Chain], in_order:
     return tuple(pieces) if first == len(units) else None
 
 
-def limits_of(costs: Costs, assignment: Assignment, names: Sequence[str], objective: Objective) -> tuple[str, ...]:
+def limits_of(costs: Costs, assignment: Assignment, names: Sequence[str], goal: Goal) -> tuple[str, ...]:
     """Return what the objective is made of, the largest part first: stages and transfers with their shares."""
-    computing = [stage.alone_ps if objective == "latency" else stage.busy_ps for stage in costs.stages(assignment)]
+    is_latency = goal.objective == "latency"
+    computing = [stage.alone_ps if is_latency else stage.busy_ps for stage in costs.stages(assignment)]
     parts = [(ps, f"computing on {names[piece.node]}") for ps, piece in zip(computing, assignment, strict=True)]
     for source, target in zip(assignment, assignment[1:], strict=False):
         spent = int(costs.transfer_ps[source.node, target.node, target.first])
         parts.append((spent, f"the link from {names[source.node]} to {names[target.node]}"))
     value = costs.of(assignment)
-    whole, of_what = (value.latency_ps, "the latency") if objective == "latency" else (value.period_ps, "the period")
+    whole, of_what = (value.latency_ps, "the latency") if is_latency else (value.period_ps, "the period")
     parts.sort(key=lambda part: -part[0])
     return tuple(f"{text}, {100 * spent / whole if whole else 0:.0f} % of {of_what}" for spent, text in parts)
 
 
-def gains_of(
-    costs: Costs,
-    assignment: Assignment,
-    nodes: Sequence[VirtualNode],
-    objective: Objective,
-    requests: int,
-    *,
-    in_order: bool = False,
-) -> tuple[Gain, ...]:
+def gains_of(costs: Costs, assignment: Assignment, nodes: Sequence[VirtualNode], goal: Goal) -> tuple[Gain, ...]:
     """Return the changes that shorten the objective, the best first; of nodes that are alike one is named."""
-    before = value_of(objective, costs.of(assignment), requests)
+    before = goal.of(costs.of(assignment))
 
     def gain(changed: Costs) -> float:
-        same = value_of(objective, changed.of(assignment), requests)  # what this very assignment takes then
+        same = goal.of(changed.of(assignment))  # what this very assignment takes then
         worth = min(same, int(before / LEAST_GAIN) + 1)  # to look for no more than is worth a word is many times faster
-        after = least(changed, objective, requests, in_order=in_order, below=worth)
+        after = least(changed, goal, worth)
         after = same if after is None else after
         return before / after if after else 1.0
 
@@ -160,7 +153,7 @@ def _faster_links(costs: Costs, assignment: Assignment, nodes: Sequence[VirtualN
         yield change, dataclasses.replace(costs, transfer_ps=transfer)
 
 
-def shortfall(costs: Costs, chain: Chain, nodes: Sequence[VirtualNode], *, in_order: bool = False) -> Infeasible:
+def shortfall(costs: Costs, chain: Chain, nodes: Sequence[VirtualNode], in_order: bool = False) -> Infeasible:
     """Return what is missing for a split, given that none fits."""
     needs = [_least_on(costs, node, in_order) for node in range(len(nodes))]
     extra = [nodes[index].extra_for(need) for index, (_, need) in enumerate(needs)]
@@ -193,7 +186,7 @@ def _least_on(costs: Costs, node: int, in_order: bool) -> tuple[int, int]:
         usable_bytes=usable,
         transfer_ps=np.zeros_like(costs.transfer_ps),
     )
-    fastest = Solver(asked, in_order=in_order).fastest()
+    fastest = Solver(asked, in_order).fastest()
     assert fastest is not None, "with enough memory one node holds the whole model"
     piece = next(piece for piece in fastest.assignment if piece.node == node)
     needs = costs.memory_bytes[node, piece.first + 1 : piece.end + 1, piece.first]

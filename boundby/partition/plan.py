@@ -10,7 +10,7 @@ import msgspec
 
 from boundby.partition.costs import Basis, StageMemory
 from boundby.partition.nodes import Link
-from boundby.partition.solver import MEANING, Objective
+from boundby.partition.solver import Goal, Objective
 from boundby.timing import Summary
 
 ORDER_ONLY = "the times are assumed: use them to rank plans; no throughput is claimed"
@@ -106,7 +106,7 @@ class PartitionPlan(msgspec.Struct, frozen=True):
     @property
     def meaning(self) -> str:
         """Return what was made least, in words."""
-        return MEANING[self.objective].format(self.requests)
+        return Goal(self.objective, self.requests).meaning
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

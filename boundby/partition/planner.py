@@ -20,7 +20,7 @@ from boundby.partition.plan import (
     largest_batch,
     no_throughput,
 )
-from boundby.partition.solver import MEANING, Objective, optimum, value_of
+from boundby.partition.solver import MEANING, Goal, Objective, optimum
 from boundby.partition.units import Chain, units_of
 
 ONE_NODE = (
@@ -92,14 +92,14 @@ class ExecutionPlanner:
         planned.
         """
         nodes = tuple(available_nodes)
-        _check(nodes, objective, requests)
+        goal = _goal(nodes, objective, requests, in_order)
         if not in_order:  # of equal plans that of the first nodes is taken: those whose times are known come first
             nodes = tuple(sorted(nodes, key=lambda node: basis_of(node, self.chains) == "assumed"))
-        problem = self._problem(nodes, links, objective, requests, in_order)
-        assignment = optimum(problem.costs, objective, requests, in_order=in_order)
+        problem = self._problem(nodes, links, goal)
+        assignment = optimum(problem.costs, goal)
         if assignment is None:
-            raise shortfall(problem.costs, problem.chains[nodes[0].name], nodes, in_order=in_order)
-        gains = gains_of(problem.costs, assignment, nodes, objective, requests, in_order=in_order)
+            raise shortfall(problem.costs, problem.chains[nodes[0].name], nodes, in_order)
+        gains = gains_of(problem.costs, assignment, nodes, goal)
         alternatives = tuple(problem.alternatives())
         return msgspec.structs.replace(problem.plan(assignment), gains=gains, alternatives=alternatives)
 
@@ -117,26 +117,18 @@ class ExecutionPlanner:
         It was not chosen as best, and says no gains and alternatives. Memory is counted and not checked. Raises
         ValueError for cuts that are not rising, or not one for each node but the first.
         """
-        _check(nodes, objective, requests)
-        problem = self._problem(tuple(nodes), links, objective, requests, in_order=True)
+        problem = self._problem(tuple(nodes), links, _goal(nodes, objective, requests, in_order=True))
         edges = [0, *cuts, problem.costs.units]
         if len(cuts) != len(nodes) - 1 or any(after <= before for before, after in itertools.pairwise(edges)):
             raise ValueError(f"cuts {list(cuts)} do not split {edges[-1]} units over {len(nodes)} nodes")
         return problem.plan(tuple(Piece(index, *edge) for index, edge in enumerate(itertools.pairwise(edges))))
 
-    def _problem(
-        self,
-        nodes: tuple[VirtualNode, ...],
-        links: Links | Link | None,
-        objective: Objective,
-        requests: int,
-        in_order: bool,
-    ) -> "_Problem":
+    def _problem(self, nodes: tuple[VirtualNode, ...], links: Links | Link | None, goal: Goal) -> "_Problem":
         links = Links(default=links) if isinstance(links, Link) else links or Links()
         _check_links(links, nodes)
         chains = {node.name: self.chains.get(node.kind) or next(iter(self.chains.values())) for node in nodes}
         costs = costs_of(nodes, chains, links, inputs_in_flight=self._inputs)
-        return _Problem(nodes, self.chains, chains, links, costs, objective, requests, self._inputs, in_order)
+        return _Problem(nodes, self.chains, chains, links, costs, goal, self._inputs)
 
 
 def basis_of(node: VirtualNode, chains: Mapping[str, Chain]) -> Basis:
@@ -172,10 +164,8 @@ class _Problem:
     chains: Mapping[str, Chain]  # by name of node
     links: Links
     costs: Costs
-    objective: Objective
-    requests: int
+    goal: Goal
     inputs_in_flight: int
-    in_order: bool
 
     def plan(self, assignment: Assignment) -> PartitionPlan:
         """Return the plan, without gains and alternatives."""
@@ -190,18 +180,18 @@ class _Problem:
         reason = no_throughput(basis, period_basis, period_s)
         of_profiles = [doubt for node in used for doubt in self.chains[node.name].doubts]
         return PartitionPlan(
-            objective=self.objective,
-            requests=self.requests,
+            objective=self.goal.objective,
+            requests=self.goal.requests,
             stages=stages,
             transfers=transfers,
-            value_s=value_of(self.objective, value, self.requests) / PS,
+            value_s=self.goal.of(value) / PS,
             latency_s=value.latency_ps / PS,
             period_s=period_s,
             basis=basis,
             period_basis=period_basis,
             requests_per_s=None if reason else 1 / period_s,
             requests_per_s_reason=reason,
-            limits=limits_of(self.costs, assignment, [node.name for node in self.nodes], self.objective),
+            limits=limits_of(self.costs, assignment, [node.name for node in self.nodes], self.goal),
             gains=(),
             alternatives=(),
             notes=tuple(self._notes(basis, stages, is_known=not unknown)),
@@ -212,7 +202,7 @@ class _Problem:
 
     def alternatives(self) -> Iterator[Alternative]:
         """Yield what the splits of others would take."""
-        for name, assignment in baselines(self.nodes, self.chains, in_order=self.in_order):
+        for name, assignment in baselines(self.nodes, self.chains, in_order=self.goal.in_order):
             if assignment is None:
                 yield Alternative(name, (), None, None, None, "its rule finds no room for all units")
                 continue
@@ -223,8 +213,7 @@ class _Problem:
                 yield Alternative(name, units, None, None, None, f"does not fit: {short}")
                 continue
             value = self.costs.of(assignment)
-            spent = value_of(self.objective, value, self.requests)
-            yield Alternative(name, units, spent / PS, value.latency_ps / PS, value.period_ps / PS)
+            yield Alternative(name, units, self.goal.of(value) / PS, value.latency_ps / PS, value.period_ps / PS)
 
     def _stages(self, assignment: Assignment) -> Iterator[Stage]:
         for piece, spent in zip(assignment, self.costs.stages(assignment), strict=True):
@@ -260,7 +249,7 @@ class _Problem:
             )
 
     def _notes(self, basis: Basis, stages: Sequence[Stage], *, is_known: bool) -> Iterator[str]:
-        if len(self.nodes) > 1 and len(stages) == 1 and self.objective == "latency":
+        if len(self.nodes) > 1 and len(stages) == 1 and self.goal.objective == "latency":
             yield ONE_NODE
         if len(stages) > 1:
             yield OVERLAP
@@ -284,7 +273,8 @@ class _Problem:
             yield "the links were stated, not measured"
 
 
-def _check(nodes: Sequence[VirtualNode], objective: str, requests: int) -> None:
+def _goal(nodes: Sequence[VirtualNode], objective: Objective, requests: int, in_order: bool) -> Goal:
+    """Return the goal. Raises ValueError for one that is none, and for nodes that cannot be told apart."""
     names = [node.name for node in nodes]
     if not names:
         raise ValueError("there is no node to plan for")
@@ -294,6 +284,7 @@ def _check(nodes: Sequence[VirtualNode], objective: str, requests: int) -> None:
         raise ValueError(f"{objective!r} is no objective; choose {', '.join(MEANING)}")
     if requests < 1:
         raise ValueError(f"requests is {requests}; plan for 1 or more")
+    return Goal(objective, requests, in_order)
 
 
 def _check_links(links: Links, nodes: Sequence[VirtualNode]) -> None:

@@ -14,7 +14,7 @@ from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Links, 
 from boundby.partition.alternatives import baselines
 from boundby.partition.costs import Piece, costs_of, memory_table, stage_memory
 from boundby.partition.plan import ORDER_ONLY
-from boundby.partition.solver import Objective, optimum
+from boundby.partition.solver import Goal, Objective, optimum
 from tests import layer_profiles as profiles
 from tests import partition_cases as cases
 from tests.layer_profiles import layer, nested
@@ -437,7 +437,7 @@ def test_the_plan_is_never_worse_than_the_map_of_accelerate():
         if theirs is None or not cases.fits(case, theirs):
             continue
         costs = costs_of(case.nodes, chains, case.links, inputs_in_flight=case.inputs_in_flight)
-        mine = optimum(costs, objective, case.requests)
+        mine = optimum(costs, Goal(objective, case.requests))
         assert mine is not None and cases.fits(case, mine), seed
         my_rank, their_rank = cases.rank(case, objective, mine), cases.rank(case, objective, theirs)
         assert my_rank <= their_rank, seed

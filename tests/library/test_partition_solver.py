@@ -12,7 +12,7 @@ from boundby.layers.records import Storage
 from boundby.partition import Chain, Link, Links, Unit, VirtualNode, solver
 from boundby.partition.alternatives import shortfall
 from boundby.partition.costs import costs_of
-from boundby.partition.solver import Objective, least, optimum, ordered_states, set_states
+from boundby.partition.solver import Goal, Objective, least, optimum, ordered_states, set_states
 from tests import partition_cases as cases
 from tests.partition_cases import Case, tables
 
@@ -28,7 +28,7 @@ def objective_of(seed):
 
 def planned(case: Case, objective: Objective) -> tuple[int, ...] | None:
     """Return the rank of the planner's split, by the costs of the tests; None where it finds none."""
-    split = optimum(tables(case), objective, case.requests, in_order=case.in_order)
+    split = optimum(tables(case), Goal(objective, case.requests, case.in_order))
     assert split is None or cases.fits(case, split)
     return split and cases.rank(case, objective, split)
 
@@ -86,7 +86,7 @@ def test_of_equal_splits_the_one_that_moves_least_is_taken():
         chains[name] = Chain(tuple(units))
     rooms = {"a": 0.024, "b": 0.024, "c": 0.03}
     nodes = [VirtualNode(name, name, ram_gb=room, headroom=0) for name, room in rooms.items()]
-    split = optimum(costs_of(nodes, chains, Links(default=Link(1e9))), "latency", in_order=True)
+    split = optimum(costs_of(nodes, chains, Links(default=Link(1e9))), Goal(in_order=True))
     assert split is not None and [piece.end for piece in split] == [2, 3, 4]
 
 
@@ -117,7 +117,7 @@ def test_alike_nodes_without_transfers_are_the_linear_partition_problem(count):
     names = [f"n{n}" for n in range(count)]
     nodes = [VirtualNode(name, "cpu", ram_gb=1) for name in names]
     made = costs_of(nodes, dict.fromkeys(names, chain), Links(default=Link(float("inf"))))
-    assert least(made, "throughput") == linear_partition(tuple(times), count) * 10**9
+    assert least(made, Goal("throughput")) == linear_partition(tuple(times), count) * 10**9
 
 
 def linear_partition(times: tuple[int, ...], parts: int) -> int:
@@ -149,7 +149,7 @@ def test_128_units_on_6_unlike_nodes_are_planned_within_a_second():
         took = []
         for _ in range(3):
             begun = time.perf_counter()
-            split = optimum(costs_of(nodes, chains, Links()), objective, requests)
+            split = optimum(costs_of(nodes, chains, Links()), Goal(objective, requests))
             took.append(time.perf_counter() - begun)
         assert split is not None
         print(f"{objective} {requests}: {', '.join(f'{took_s:.3f}' for took_s in took)} s")
@@ -160,10 +160,10 @@ def test_very_many_requests_are_planned_as_a_busy_pipeline_is():
     compared = 0
     for seed in SOME:
         case = cases.random_case(seed)
-        steady = optimum(tables(case), "throughput", in_order=case.in_order)
+        steady = optimum(tables(case), Goal("throughput", in_order=case.in_order))
         if steady is not None:
             compared += 1
-            many = optimum(tables(case), "requests", 10**12, in_order=case.in_order)
+            many = optimum(tables(case), Goal("requests", 10**12, case.in_order))
             assert many is not None and tables(case).of(many) == tables(case).of(steady)
     assert compared > 100
 
@@ -173,10 +173,11 @@ def test_the_least_value_is_that_of_the_best_split_and_what_is_not_below_a_bound
     for seed in range(75):
         case, objective = MAKERS[kind](seed), objective_of(seed)
         best = answer(kind, seed)
-        taken = least(tables(case), objective, case.requests, in_order=case.in_order)
+        goal = Goal(objective, case.requests, case.in_order)
+        taken = least(tables(case), goal)
         assert taken == (best and best[0])
         for below in () if taken is None else (taken, taken + 1, taken + 10**6):
-            again = least(tables(case), objective, case.requests, in_order=case.in_order, below=below)
+            again = least(tables(case), goal, below)
             assert again == (taken if taken < below else None)
 
 
