@@ -1,4 +1,4 @@
-"""A plan told to a person: what it takes, who does what, what limits it, what it was chosen from; and a run of it."""
+"""A plan as text: what it takes, who does what, what limits it, and the alternatives; and a run of it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -95,9 +95,9 @@ def _plan(plan: PartitionPlan, profiles: Profiles) -> Iterator[Block]:
     yield Paragraph("What limits it:")
     yield BulletList(plan.limits[:LIMITS])
     if plan.gains:
-        yield Paragraph("What would help, each planned again (bounds; they do not multiply):")
+        yield Paragraph("What would help, each change planned by itself (upper bounds; they do not multiply):")
         yield BulletList([f"at most {times(gain.at_most)} times: {gain.change}" for gain in plan.gains])
-    yield Heading("What it was chosen from")
+    yield Heading("Alternatives")
     yield _alternatives(plan)
     for title, items in (("Notes:", plan.notes), ("Doubts:", plan.doubts)):
         if items:
@@ -138,7 +138,7 @@ def _stages(plan: PartitionPlan) -> Table:
     ]
     busy = ["ms\nbusy"] if is_slowed else []
     headers = ["node", "kind", "units", "from ... to", "ms", *busy, "times", "MB\nused", "MB\nusable"]
-    notes = ["usable: the memory of the node without its reserve and its head-room"]
+    notes = ["usable: the memory of the node minus reserve and head-room"]
     if is_slowed:
         notes.append("busy: while the other stages on the same machine compute too")
     return Table(headers, rows, left=[0, 1, 3, 5 + is_slowed], caption="Stages", notes=notes)
@@ -184,7 +184,7 @@ def _unfit(alternatives: Sequence[Alternative]) -> Iterator[str]:
 def _missing(missing: Infeasible) -> Iterator[Block]:
     yield Paragraph(f"INFEASIBLE: {missing}")
     rows = [[clean(name), _mb(extra)] for name, extra in missing.extra_by_node.items()]
-    notes = ["each alone would be enough; reserve and head-room of what is added are taken into account"]
+    notes = ["each alone is enough; reserve and head-room are included"]
     yield Table(["node", "MB more"], rows, left=[0], caption="The least that would help", notes=notes)
 
 
@@ -226,22 +226,24 @@ def _run(file: Planned, measured: Measured, errors: Comparison) -> Iterator[Bloc
         ]
         for stage, alone, busy in zip(measured.stages, errors.stages, errors.busy_stages, strict=True)
     ]
-    headers = ["node", "on", "from ... to", "MB\nweights", "ms\nplanned", "ms\nfound", "%\noff"]
-    headers += ["busy ms\nplanned", "busy ms\nfound", "%\noff"]
-    notes = ["busy: with many requests in the pipeline. off: planned over found, minus one"]
+    headers = ["node", "on", "from ... to", "MB\nweights", "ms\nplanned", "ms\nmeasured", "%\nerror"]
+    headers += ["busy ms\nplanned", "busy ms\nmeasured", "%\nerror"]
+    notes = ["busy: with many requests in the pipeline. error: planned over measured, minus one"]
     yield Table(headers, rows, left=[0, 1, 2], caption="Stages", notes=notes)
     if errors.transfers:
         sent = [
             [clean(error.name), _mb(size.predicted), _mb(size.measured), *_beside(error)]
             for error, size in zip(errors.transfers, errors.transfer_sizes, strict=True)
         ]
-        headers = ["transfer", "MB\nplanned", "MB\nsent", "ms\nplanned", "ms\nfound", "%\noff"]
-        yield Table(headers, sent, left=[0], caption="Transfers, from the end of a computation to the next one's begin")
+        headers = ["transfer", "MB\nplanned", "MB\nsent", "ms\nplanned", "ms\nmeasured", "%\nerror"]
+        yield Table(
+            headers, sent, left=[0], caption="Transfers, from the end of one computation to the start of the next"
+        )
     whole = [error for error in (errors.latency, errors.period, errors.last_finish) if error]
     rows = [[error.name, *_beside(error)] for error in whole]
-    yield Table(["", "ms\nplanned", "ms\nfound", "%\noff"], rows, left=[0], caption="Pipeline")
+    yield Table(["", "ms\nplanned", "ms\nmeasured", "%\nerror"], rows, left=[0], caption="Pipeline")
     if measured.transfers:
-        yield Paragraph("To plan again with what was found, write into the file of nodes:")
+        yield Paragraph("To plan again with these measurements, write into the file of nodes:")
         yield BulletList(list(_known(plan, measured)))
     doubts = [*measured.doubts, *_threads(file, measured)]
     if doubts:
