@@ -84,15 +84,9 @@ def test_probes_on_layers_of_a_tenth_of_a_millisecond_and_more_slow_a_model_by_n
     assert ratio.low <= MOST_RATIO  # fails where the interval lies wholly above
 
 
-def test_the_calibrated_cost_is_that_in_a_model_of_many_small_layers(tmp_path):
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)) for _ in range(50)])
-    engine = ObservabilityEngine(model.eval(), tmp_path)
-    for attempt in range(ATTEMPTS):
-        report = engine.profile(torch.ones(1, 4), 100)
-        show(report, attempt)
-        if accounts_for_all(report) or not is_disturbed(report):
-            break
-    assert accounts_for_all(report)
+def many_small_layers() -> Made:  # whose coverage is right where the calibrated cost of a probe is
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)) for _ in range(50)]
+    return nn.Sequential(*layers).eval(), torch.ones(1, 4), 100
 
 
 def gpt2() -> Made:
@@ -136,7 +130,7 @@ def minilm() -> Made:
     return model, AutoTokenizer.from_pretrained(MINILM)(["where is my card?"] * 8, return_tensors="pt"), 60
 
 
-@pytest.mark.parametrize("make", [gpt2, bert, qwen2, resnet50, minilm])
+@pytest.mark.parametrize("make", [many_small_layers, gpt2, bert, qwen2, resnet50, minilm])
 def test_layers_account_for_the_time_of_the_whole_model(make: Callable[[], Made], tmp_path):
     torch.manual_seed(0)
     model, inputs, num_runs = make()
@@ -145,21 +139,14 @@ def test_layers_account_for_the_time_of_the_whole_model(make: Callable[[], Made]
     engine.warmup(inputs, 3)
     for attempt in range(ATTEMPTS):
         report = engine.profile(inputs, num_runs)
-        show(report, attempt)
-        if accounts_for_all(report) or not is_disturbed(report):
+        profile = report.profile
+        accounts_for_all = PASS[0] <= profile.coverage.ratio <= PASS[1]
+        print(f"attempt {attempt + 1}, {profile.module_calls:.0f} calls, probe {profile.probe_cost_s * 1e6:.2f} us")
+        print(report)
+        if accounts_for_all or not is_disturbed(report):
             break
-    assert accounts_for_all(report)
-
-
-def accounts_for_all(report: Report) -> bool:
-    return PASS[0] <= report.profile.coverage.ratio <= PASS[1]
+    assert accounts_for_all
 
 
 def is_disturbed(report: Report) -> bool:
     return any(doubt.startswith("disturbed:") for doubt in report.profile.doubts)
-
-
-def show(report: Report, attempt: int) -> None:
-    profile = report.profile
-    print(f"attempt {attempt + 1}, {profile.module_calls:.0f} module calls, probe {profile.probe_cost_s * 1e6:.2f} us")
-    print(report)
