@@ -135,6 +135,19 @@ class Links:
         return self.pairs.get((source, target)) or self.pairs.get((target, source)) or self.default
 
 
+def check_names(nodes: Sequence[VirtualNode], links: Links) -> None:
+    """Raise ValueError where two nodes have one name, or a link is not between two of them."""
+    names = [node.name for node in nodes]
+    if len(set(names)) < len(names):
+        raise ValueError(f"node {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    for source, target in links.pairs:
+        unknown = [name for name in (source, target) if name not in names]
+        if unknown:
+            raise ValueError(f"the link {source} - {target} names {unknown[0]!r}; the nodes are {', '.join(names)}")
+        if source == target:
+            raise ValueError(f"a link leads from {source!r} to itself")
+
+
 def unknown_contention(used: Sequence[VirtualNode], available: Sequence[VirtualNode]) -> Iterator[str]:
     """Yield why it is not known how much the nodes in use slow one another down; nothing where it is."""
     there = Counter(node.machine_key for node in available)

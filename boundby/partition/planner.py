@@ -9,7 +9,7 @@ import msgspec
 from boundby.layers import ModelProfile, Report
 from boundby.partition.alternatives import baselines, gains_of, limits_of, shortfall
 from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
-from boundby.partition.nodes import Link, Links, VirtualNode, unknown_contention
+from boundby.partition.nodes import Link, Links, VirtualNode, check_names, unknown_contention
 from boundby.partition.plan import (
     ORDER_ONLY,
     TOGETHER_ASSUMED,
@@ -92,7 +92,7 @@ class ExecutionPlanner:
         planned.
         """
         nodes = tuple(available_nodes)
-        goal = _goal(nodes, objective, requests, in_order)
+        goal = _goal(objective, requests, in_order)
         if not in_order:  # of equal plans that of the first nodes is taken: those whose times are known come first
             nodes = tuple(sorted(nodes, key=lambda node: basis_of(node, self.chains) == "assumed"))
         problem = self._problem(nodes, links, goal)
@@ -117,15 +117,17 @@ class ExecutionPlanner:
         It was not chosen as best, and says no gains and alternatives. Memory is counted and not checked. Raises
         ValueError for cuts that are not rising, or not one for each node but the first.
         """
-        problem = self._problem(tuple(nodes), links, _goal(nodes, objective, requests, in_order=True))
+        problem = self._problem(tuple(nodes), links, _goal(objective, requests, in_order=True))
         edges = [0, *cuts, problem.costs.units]
         if len(cuts) != len(nodes) - 1 or any(after <= before for before, after in itertools.pairwise(edges)):
             raise ValueError(f"cuts {list(cuts)} do not split {edges[-1]} units over {len(nodes)} nodes")
         return problem.plan(tuple(Piece(index, *edge) for index, edge in enumerate(itertools.pairwise(edges))))
 
     def _problem(self, nodes: tuple[VirtualNode, ...], links: Links | Link | None, goal: Goal) -> "_Problem":
+        if not nodes:
+            raise ValueError("there is no node to plan for")
         links = Links(default=links) if isinstance(links, Link) else links or Links()
-        _check_links(links, nodes)
+        check_names(nodes, links)
         chains = {node.name: self.chains.get(node.kind) or next(iter(self.chains.values())) for node in nodes}
         costs = costs_of(nodes, chains, links, inputs_in_flight=self._inputs)
         return _Problem(nodes, self.chains, chains, links, costs, goal, self._inputs)
@@ -273,27 +275,13 @@ class _Problem:
             yield "the links were stated, not measured"
 
 
-def _goal(nodes: Sequence[VirtualNode], objective: Objective, requests: int, in_order: bool) -> Goal:
-    """Return the goal. Raises ValueError for one that is none, and for nodes that cannot be told apart."""
-    names = [node.name for node in nodes]
-    if not names:
-        raise ValueError("there is no node to plan for")
-    if len(set(names)) < len(names):
-        raise ValueError(f"node {next(name for name in names if names.count(name) > 1)!r} is given twice")
+def _goal(objective: Objective, requests: int, in_order: bool) -> Goal:
+    """Return the goal. Raises ValueError for one that is none."""
     if objective not in MEANING:
         raise ValueError(f"{objective!r} is no objective; choose {', '.join(MEANING)}")
     if requests < 1:
         raise ValueError(f"requests is {requests}; plan for 1 or more")
     return Goal(objective, requests, in_order)
-
-
-def _check_links(links: Links, nodes: Sequence[VirtualNode]) -> None:
-    known = {node.name for node in nodes}
-    for pair in links.pairs:
-        if not set(pair) <= known:
-            raise ValueError(
-                f"the link {pair[0]} - {pair[1]} is of a node that is not there; the nodes are {sorted(known)}"
-            )
 
 
 def _check_alike(chains: Mapping[str, Chain]) -> None:

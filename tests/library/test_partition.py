@@ -373,7 +373,7 @@ def planned(nodes, *args, **options):
         (planned([gpu("a"), gpu("a")]), "'a' is given twice"),
         (planned([gpu("a")], "speed"), "'speed' is no objective"),
         (planned([gpu("a")], "requests", requests=0), "requests is 0"),
-        (planned([gpu("a")], links=Links(pairs={("a", "z"): Link(1)})), "a - z is of a node that is not there"),
+        (planned([gpu("a")], links=Links(pairs={("a", "z"): Link(1)})), "a - z names 'z'; the nodes are a"),
         (lambda: ExecutionPlanner(chain(seconds=float("nan")), kind="gpu").generate_plan([gpu("a")]), "is no time"),
     ],
 )

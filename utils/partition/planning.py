@@ -11,7 +11,17 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from boundby import files
 from boundby.cli import typed
 from boundby.layers import ModelProfile, read_profile
-from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, Objective, PartitionPlan, VirtualNode, kind_of
+from boundby.partition import (
+    ExecutionPlanner,
+    Infeasible,
+    Link,
+    Links,
+    Objective,
+    PartitionPlan,
+    VirtualNode,
+    check_names,
+    kind_of,
+)
 from utils.command import InputError
 from utils.settings import Name, Section, load
 
@@ -94,20 +104,11 @@ class NodesConfig(Section):
 
     @model_validator(mode="after")
     def _names_are_clear(self) -> Self:
-        names = [node.name for node in self.nodes]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"node {twice[0]!r} is listed twice; give each a name of its own")
-        for pair in self.links.pairs:
-            unknown = [name for name in pair.between if name not in names]
-            if unknown:
-                raise ValueError(f"links.pairs names {unknown[0]!r}, which is no node; known are {', '.join(names)}")
-            if pair.between[0] == pair.between[1]:
-                raise ValueError(f"links.pairs has a link from {pair.between[0]!r} to itself")
         ways = [tuple(pair.between) for pair in self.links.pairs]
         if len(set(ways)) < len(ways):
             again = next(way for way in ways if ways.count(way) > 1)
             raise ValueError(f"links.pairs gives {again[0]} to {again[1]} twice")
+        check_names([node.virtual() for node in self.nodes], self.link_table())
         return self
 
     def link_table(self) -> Links:
