@@ -1,4 +1,4 @@
-"""Run a plan in a process for each of its stages: what was predicted beside what is measured, and equal outputs.
+"""Run a plan, one process per stage: predictions beside measurements, and outputs equal to the whole model's.
 
 Reads:  PLAN: the JSON of a plan; the preset, folder or model of the Hub that it names
 Writes: PLAN.run.json (--simulate: PLAN.simulated.json) beside the plan, or the file of --output
@@ -21,10 +21,10 @@ from utils.command import cli
 
 def add_arguments(parser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the JSON document of a plan")
-    parser.add_argument("--model", metavar="NAME_OR_FOLDER", help="the model, where the plan does not say where it is")
+    parser.add_argument("--model", metavar="NAME_OR_FOLDER", help="the model, if the plan does not say where it is")
     parser.add_argument("--requests", type=int, metavar="N", help="how many at once (default: the plan's, or 40)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="keep the measurement there")
-    parser.add_argument("--simulate", action="store_true", help="compute it event by event; start no process")
+    parser.add_argument("--simulate", action="store_true", help="simulate event by event; start no process")
 
 
 @cli.tool(add_arguments, settings=None)

@@ -151,7 +151,7 @@ def plan(
 ) -> tuple[PartitionPlan | None, Infeasible | None]:
     """Return the best plan, or what is missing for one. Raises InputError for what cannot be planned."""
     if (objective == "requests") != (requests is not None):
-        raise InputError("--objective requests and --requests M go together: M is how many are to be done soonest")
+        raise InputError("--objective requests and --requests M go together: M is how many requests")
     workload = settings.workload
     extra = workload.extra_live_mb
     try:
