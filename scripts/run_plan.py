@@ -30,28 +30,24 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
     from boundby import files
+    from boundby.partition import simulate
     from utils.partition import planning, report, running
 
     args = run.args
     file = planning.read_plan(args.plan, args.model)
     requests = running.requests_of(file, args.requests)
     output = running.output_of(args.plan, args.output, "simulated" if args.simulate else "run")
-    if args.simulate:
-        found = running.simulated(file, requests)
-        run.say(report.of_simulation(file, found))
-    elif running.is_stage():
-        found = running.be_a_stage(file, requests)
+    if args.simulate or running.is_stage():
+        outcome = simulate(file.plan, requests) if args.simulate else running.be_a_stage(file, requests)
         if not running.is_first():
             return cli.DONE
-        run.say(report.of_run(file, found))
+        run.say(report.of_simulation(file, outcome) if args.simulate else report.of_run(file, outcome))
+        running.keep(output, args.plan, file, outcome)
+        run.note(f"wrote {output}")
     else:
         run.note(f"starting {len(file.plan.stages)} processes, one for each stage")
         options = ["--model", file.model.name, "--requests", requests, "--output", output]
         running.start(file, [__file__, args.plan, *options])
-        run.give(lambda: files.read_json(output))
-        return cli.DONE
-    running.keep(output, args.plan, file, found)
-    run.note(f"wrote {output}")
     run.give(lambda: files.read_json(output))
     return cli.DONE
 

@@ -1,10 +1,9 @@
-"""What a plan is held against: splits by rules of thumb, and plans with better nodes and links, or with more memory.
+"""What a plan is compared with: splits by rules of thumb, and plans with better nodes and links, or with more memory.
 
-`baselines` are splits as others make them, without measured times. `equal` gives every node as many units as the
-others, `by memory` units in proportion to its memory (as exo does), and `greedy by bytes` fills one node after the
-other (as the device map of accelerate does: GPUs before CPUs, weights alone, room kept free on the first GPU and on a
-CPU for the largest unit still to come). `one node` is the whole model on the best one. `gains_of` plans again without
-each limit, and `shortfall` says why nothing fits, and the least memory that would change it.
+`baselines` are splits made without measured times: `equal` by number of units, `by memory` in proportion to the memory
+of nodes (as exo does), `greedy by bytes` one node after the other (as the device map of accelerate: GPUs before CPUs,
+weights alone, room kept free on the first GPU and on a CPU for the largest unit still to come), and each node alone.
+`gains_of` plans again without each limit, `shortfall` says why nothing fits and the least memory that would change it.
 """
 
 import dataclasses

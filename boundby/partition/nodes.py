@@ -28,9 +28,8 @@ class VirtualNode:
     (a CUDA context, cuBLAS workspaces), `headroom` the share of the memory that stays free. `speed` makes the times of
     the profile in use shorter by this factor, and turns them from measured into assumed ones.
 
-    `machine` names the machine that it is on; without it there is no other node on that. `contention` is how many times
-    as long it computes while all other nodes of its machine compute too: the `slowdown` of a run (`running`).
-    Where it is not known (None), no throughput is claimed of plans that use several nodes of the machine.
+    `machine` names the machine that it is on, without it one of its own. `contention` is how many times as long it
+    computes while all other nodes of its machine do: the `slowdown` of a run. Unknown (None): no throughput.
     """
 
     name: str

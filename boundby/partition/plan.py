@@ -10,7 +10,7 @@ import msgspec
 
 from boundby.partition.costs import Basis, StageMemory
 from boundby.partition.nodes import Link
-from boundby.partition.solver import Goal, Objective
+from boundby.partition.solver import MEANING, Objective
 from boundby.timing import Summary
 
 ORDER_ONLY = "the times are assumed: use them to rank plans; no throughput is claimed"
@@ -91,10 +91,10 @@ class PartitionPlan(msgspec.Struct, frozen=True):
     requests_per_s: float | None
     requests_per_s_reason: str | None
     limits: tuple[str, ...]  # the strongest first
-    gains: tuple[Gain, ...]
-    alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...]
     doubts: tuple[str, ...]
+    gains: tuple[Gain, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     batch_size: int | None = None  # that memory and transfers are of; None where it is not known
     largest_batch: int | None = None
 
@@ -106,7 +106,7 @@ class PartitionPlan(msgspec.Struct, frozen=True):
     @property
     def meaning(self) -> str:
         """Return what was made least, in words."""
-        return Goal(self.objective, self.requests).meaning
+        return MEANING[self.objective].format(self.requests)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -115,10 +115,12 @@ class PartitionPlan(msgspec.Struct, frozen=True):
         stages = "1 stage" if len(self.stages) == 1 else f"{len(self.stages)} stages"
         yield f"PartitionPlan: {stages}, {self.meaning}: {1e3 * self.value_s:.3f} ms ({self.value_basis})"
         for index, stage in enumerate(self.stages):
+            busy = f"; {1e3 * stage.busy_compute_s:.3f} ms while others on {stage.machine} compute"
+            busy = busy if stage.busy_compute_s > stage.compute_s else ""
             span_of_units = f"units {stage.first_unit} to {stage.end_unit - 1}"
             yield (
                 f"  {stage.node} ({stage.kind}): {span_of_units}, {span(stage.units)}: "
-                f"{1e3 * stage.compute_s:.3f} ms ({stage.basis}{_busy(stage)}), "
+                f"{1e3 * stage.compute_s:.3f} ms ({stage.basis}{busy}), "
                 f"{stage.memory_bytes.total / 1e6:,.1f} of {stage.usable_bytes / 1e6:,.1f} MB"
             )
             for transfer in self.transfers[index : index + 1]:
@@ -129,12 +131,6 @@ class PartitionPlan(msgspec.Struct, frozen=True):
         yield f"  limited by: {self.limits[0]}"
         yield from (f"  note: {note}" for note in self.notes)
         yield from (f"  doubt: {doubt}" for doubt in self.doubts)
-
-
-def _busy(stage: Stage) -> str:
-    if stage.busy_compute_s == stage.compute_s:
-        return ""
-    return f"; {1e3 * stage.busy_compute_s:.3f} ms while others on {stage.machine} compute"
 
 
 def no_throughput(basis: Basis, period_basis: Basis, period_s: float) -> str | None:

@@ -36,13 +36,11 @@ CONTENTION = (
 
 
 class ExecutionPlanner:
-    """Plans with the times and sizes of `metrics`: one profile or chain of units, or one for each kind of node.
+    """Plans with the times and sizes of `metrics`: a profile, report or chain of units, or one for each kind of node.
 
-    A profile is a `ModelProfile`, or the `Report` that an engine returns. A single one is of kind "cpu" or "gpu" by its
-    device, unless `kind` says otherwise; for a single `Chain` `kind` is needed. A node whose kind has no profile is
-    planned with the first one, and its times are called assumed; so are those of a profile that is not representative.
-    `kv_cache_bytes`, `extra_live_bytes`, `kv_cache_tokens` and `batch_size` are those of `units_of`; `inputs_in_flight`
-    are the requests for which a stage holds the input at the same time.
+    A single profile is of kind "cpu" or "gpu" by its device unless `kind` says otherwise; a `Chain` needs `kind`. Nodes
+    whose kind has no profile are planned with the first one, and their times are assumed, as those of a profile that is
+    not representative. A stage holds the inputs of `inputs_in_flight` requests; other arguments are those of `units_of`.
     """
 
     def __init__(  # noqa: PLR0913  (times, and what only the caller knows of the work)
@@ -87,9 +85,8 @@ class ExecutionPlanner:
     ) -> PartitionPlan:
         """Return the best plan for an objective: "latency", "throughput", or "requests" with their number.
 
-        `links` is one for all pairs of nodes, or those of each pair. `in_order` keeps the order of
-        `available_nodes`; any may be left out. Raises Infeasible where no split fits, ValueError for what cannot be
-        planned.
+        `links` is one for all pairs of nodes, or those of each pair. With `in_order` stages follow `available_nodes`,
+        of which any may be left out. Raises Infeasible where no split fits, ValueError for what cannot be planned.
         """
         nodes = tuple(available_nodes)
         goal = _goal(objective, requests, in_order)
@@ -194,8 +191,6 @@ class _Problem:
             requests_per_s=None if reason else 1 / period_s,
             requests_per_s_reason=reason,
             limits=limits_of(self.costs, assignment, [node.name for node in self.nodes], self.goal),
-            gains=(),
-            alternatives=(),
             notes=tuple(self._notes(basis, stages, is_known=not unknown)),
             doubts=(*self._plan_doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
             batch_size=batch_size,

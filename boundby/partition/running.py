@@ -1,8 +1,7 @@
 """Run a plan: a process for every stage, on `torch.distributed.pipelining`, and what stages and transfers took.
 
-Start as many processes as the plan has stages with `torchrun`; process number n computes stage n. They talk over Gloo
-between CPUs and over NCCL between GPUs, and through the hosts where a plan has both. A process alone runs a plan of one
-stage without `torchrun`.
+`torchrun` starts as many processes as the plan has stages; process n computes stage n. They talk over Gloo between CPUs
+and NCCL between GPUs, through the hosts where a plan has both. A process alone runs a plan of one stage.
 """
 
 import contextlib

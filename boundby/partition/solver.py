@@ -5,19 +5,17 @@ class and the class of the last one; with a fixed order of nodes it is the last 
 the first, finds the least that the last node of a state and those behind it can take from every unit on: for n units
 and S states O(S n^2).
 
-What a plan is to be best at, each brought back to assignments of least latency under a limit on the period.
-
     latency     the time of one request
     throughput  the least time between two of many requests
     requests    the time until the last of m requests is done: latency + (m - 1) * period
 
-Nodes of one machine slow one another down in the period, not in the latency of one request (`costs`). How long a stage
-of a busy pipeline computes depends on which other nodes the plan uses. So each machine is searched with all of its
-nodes, each taken to be slowed, and with each of them alone, not slowed. Every assignment is among these with exactly
-what it takes, and never with less, as contention is at least 1: the best of all is the best plan.
+Each is brought back to assignments of least latency under a limit on the period. Of equal plans the one that is better
+in the other respect is taken (period for the latency of one request, else latency), then the fewest stages, then the
+least transfers.
 
-Of equal plans the one that is better in the other respect is taken (period for the latency of one request, else
-latency), then the fewest stages, then the least transfers.
+Nodes of one machine slow one another down in the period, as far as a plan uses them. So each machine is searched with
+all of its nodes, each slowed, and with each of them alone, not slowed. Every assignment is among these with exactly
+what it takes, and never with less, as contention is at least 1: the best of all is the best plan.
 """
 
 import functools
@@ -52,11 +50,6 @@ class Goal(NamedTuple):
     def is_latency(self) -> bool:
         """Whether the time of one request is what counts."""
         return self.objective == "latency" or (self.objective == "requests" and self.requests == 1)
-
-    @property
-    def meaning(self) -> str:
-        """What is made least, in words."""
-        return MEANING[self.objective].format(self.requests)
 
     def of(self, value: Value) -> int:
         """Return what is made least, in picoseconds."""

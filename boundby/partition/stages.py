@@ -1,9 +1,9 @@
 """One stage of a plan as a module: the model's own forward, in which the units of other stages do not compute.
 
 A model is cut where the first unit with weights of the next stage is called: the first tensor that this unit takes (the
-hidden state) crosses the cut, and nothing else. Every stage is given the model's inputs too, so that masks, positions
-and rotary embeddings are computed by the model's own code wherever they are needed. Units of earlier stages return NaN
-in the place of numbers: what needs more of them than the hidden state cannot pass for a right output.
+hidden state) crosses, and nothing else. Every stage gets the model's inputs too, so the model's own code computes masks
+and positions wherever they are needed. Units of earlier stages return NaN: what needs more than the hidden state cannot
+pass for a right output.
 """
 
 import copy

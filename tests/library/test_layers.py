@@ -137,6 +137,10 @@ def test_keyword_arguments_none_and_dataclasses_show_their_tensors(clock, tmp_pa
     assert inner.input_shapes == ("float32[2, 3]", "int32[1]")
     assert inner.output_shapes == ("float32[2, 3]", "float64[2, 3]")
     assert inner.output_bytes == 6 * 4 + 6 * 8
+    grows = Does(lambda m, x: m.a(torch.cat([m.a(x), x])), a=nn.Identity())
+    inner = layer(profiled(grows, ONE, tmp_path).profile, "a")
+    assert (inner.input_shapes, inner.output_bytes) == (("float32[1]",), 4 + 8)
+    assert "later calls have other shapes" in inner.doubts[0]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -313,8 +313,11 @@ def test_layers_are_held_against_the_limits_of_the_machine(tmp_path):
     assert left["0"] == pytest.approx(layer(profile, "0").flops_self / 1e15)
     assert left["2"] == pytest.approx(layer(profile, "2").bytes_self / 1e15)
     assert layer(profile, "1").bound == "launch" and left["1"] == 0  # it runs no operator
-    write_summary(tmp_path / "x.json", profile)
-    assert read_profile(tmp_path / "x.json") == profile
+    write_summary(path := tmp_path / "x.json", profile)
+    assert read_profile(path) == profile
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 9', 1))
+    with pytest.raises(ValueError, match="schema version 9, not 1"):
+        read_profile(path)
 
 
 def test_the_report_reads_as_text_and_says_nothing_of_limits_that_are_not_given(clock, tmp_path):

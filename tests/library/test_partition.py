@@ -248,7 +248,7 @@ def test_the_plan_of_the_guide_puts_a_model_that_fits_on_one_node():
 
 
 def test_a_plan_says_who_holds_what():
-    made = Chain(chain(4, kv_cache_bytes=MB, activation_peak_bytes=5 * MB).units, input_bytes=77)
+    made = Chain(chain(4, kv_cache_bytes=MB, activation_peak_bytes=5 * MB).units, input_bytes=77, batch_size=2)
     plan = ExecutionPlanner(made, kind="gpu", inputs_in_flight=2).generate_plan(
         [gpu("a", 0.25, headroom=0), gpu("b", 0.3, headroom=0)], links=MEASURED
     )
@@ -257,6 +257,7 @@ def test_a_plan_says_who_holds_what():
     assert (held.weights, held.kv_cache, held.activations, held.inputs_in_flight) == (200 * MB, 2 * MB, 5 * MB, 2000)
     assert plan.stages[0].memory_bytes.inputs_in_flight == 154
     assert held.free == 300 * MB - held.total
+    assert plan.largest_batch == 2 * (50 * MB) // (7 * MB + 154), "that of a, which has less room"
     [transfer] = plan.transfers
     assert (transfer.source, transfer.target, transfer.size_bytes, transfer.seconds) == ("a", "b", 1000, 1e-6)
     assert plan.latency_s == pytest.approx(0.040001) == plan.value_s and plan.period_s == pytest.approx(0.020)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from boundby import files
 from boundby.formatting import NOTHING, clean, listed, number, times
-from boundby.partition import Alternative, Comparison, Error, Infeasible, Measured, PartitionPlan, Simulated, compare
+from boundby.partition import Comparison, Error, Infeasible, Measured, PartitionPlan, Simulated, compare
 from utils.command import InputError
 from utils.partition.planning import Planned, Profiles
 from utils.render import Block, BulletList, DefinitionList, Heading, Paragraph, Table, plain_text
@@ -35,10 +35,7 @@ def of_simulation(file: Planned, simulated: Simulated) -> str:
         ("between two of many", plan.period_s, simulated.period_s),
         (f"finish of {simulated.requests} requests", last, simulated.last_finish_s),
     ]
-    cells = [
-        [name, _ms(formula), NOTHING if simulated_s is None else _ms(simulated_s)]
-        for name, formula, simulated_s in rows
-    ]
+    cells = [[name, _ms(formula), NOTHING if at is None else _ms(at)] for name, formula, at in rows]
     blocks: list[Block] = [
         Paragraph(f"{_stage_count(plan)} of {clean(file.model.name)}, simulated: no process was started"),
         Table(["", "ms\nplanned", "ms\nsimulated"], cells, left=[0], caption=f"{simulated.requests} requests"),
@@ -146,14 +143,8 @@ def _stages(plan: PartitionPlan) -> Table:
 
 def _transfers(plan: PartitionPlan) -> Table:
     rows = [
-        [
-            clean(transfer.source),
-            clean(transfer.target),
-            _mb(transfer.size_bytes),
-            _ms(transfer.seconds),
-            transfer.basis,
-        ]
-        for transfer in plan.transfers
+        [clean(sent.source), clean(sent.target), _mb(sent.size_bytes), _ms(sent.seconds), sent.basis]
+        for sent in plan.transfers
     ]
     return Table(["from", "to", "MB", "ms", "times"], rows, left=[0, 1, 4], caption="Transfers")
 
@@ -161,24 +152,14 @@ def _transfers(plan: PartitionPlan) -> Table:
 def _alternatives(plan: PartitionPlan) -> Table:
     mine = [(stage.node, len(stage.units)) for stage in plan.stages]
     rows = [["this plan", _numbers(mine), _ms(plan.value_s), "1.00"]]
-    for alternative in plan.alternatives:
-        ratio = (
-            NOTHING
-            if alternative.value_s is None
-            else times(alternative.value_s / plan.value_s)
-            if plan.value_s
-            else NOTHING
-        )
-        value = NOTHING if alternative.value_s is None else _ms(alternative.value_s)
-        rows.append([clean(alternative.name), _numbers(alternative.units), value, ratio])
+    for split in plan.alternatives:
+        is_comparable = split.value_s is not None and plan.value_s > 0
+        ratio = times(split.value_s / plan.value_s) if is_comparable else NOTHING
+        value = NOTHING if split.value_s is None else _ms(split.value_s)
+        rows.append([clean(split.name), _numbers(split.units), value, ratio])
     headers = ["split", "units", "ms", "times\nthis plan"]
-    return Table(headers, rows, left=[0, 1], caption=f"By {plan.meaning}", notes=list(_unfit(plan.alternatives)))
-
-
-def _unfit(alternatives: Sequence[Alternative]) -> Iterator[str]:
-    for alternative in alternatives:
-        if alternative.reason:
-            yield f"{clean(alternative.name)}: {clean(alternative.reason, 200)}"
+    unfit = [f"{clean(split.name)}: {clean(split.reason, 200)}" for split in plan.alternatives if split.reason]
+    return Table(headers, rows, left=[0, 1], caption=f"By {plan.meaning}", notes=unfit)
 
 
 def _missing(missing: Infeasible) -> Iterator[Block]:

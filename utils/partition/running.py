@@ -15,7 +15,7 @@ import msgspec
 
 from boundby import files
 from boundby.machine import usable_cpus
-from boundby.partition import Measured, Simulated, compare, simulate
+from boundby.partition import Measured, Simulated, compare
 from utils.command import FAILED, EnvironmentLacksError, InputError, PipelineError
 from utils.partition.planning import Planned
 
@@ -124,11 +124,6 @@ def keep(path: Path, plan: Path, file: Planned, outcome: Measured | Simulated) -
             "comparison": msgspec.to_builtins(compare(file.plan, outcome)) if isinstance(outcome, Measured) else None,
         },
     )
-
-
-def simulated(file: Planned, requests: int) -> Simulated:
-    """Return what the plan takes event by event, without any process."""
-    return simulate(file.plan, requests)
 
 
 def _run(file: Planned, requests: int) -> Measured:

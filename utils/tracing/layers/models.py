@@ -161,9 +161,7 @@ def _kind(config: Any) -> Any:
     """
     import transformers
 
-    own = {
-        str(class_path).rpartition(".")[2]: key for key, class_path in (getattr(config, "auto_map", None) or {}).items()
-    }
+    own = {str(path).rpartition(".")[2]: key for key, path in (getattr(config, "auto_map", None) or {}).items()}
     for name in map(str, config.architectures or []):
         kind = getattr(transformers, own.get(name, name), None)
         if name in own or (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
