@@ -168,9 +168,7 @@ def random_case(seed: int, most_units: int = 6) -> Case:
 def shared_case(seed: int) -> Case:
     """Return a random problem of two nodes or more, of which some share a machine and slow one another down."""
     chance = random.Random(-1 - seed)
-    case = next(
-        candidate for candidate in map(random_case, itertools.count(10**6 + 100 * seed)) if len(candidate.nodes) > 1
-    )
+    case = next(made for made in map(random_case, itertools.count(10**6 + 100 * seed)) if len(made.nodes) > 1)
     factors = chance.choice([[1.25], [1.0, 1.1, 2.5], [None, 1.5, 1.7]])
     nodes = []
     for node in case.nodes:

@@ -40,7 +40,7 @@ class ExecutionPlanner:
 
     A single profile is of kind "cpu" or "gpu" by its device unless `kind` says otherwise; a `Chain` needs `kind`. Nodes
     whose kind has no profile are planned with the first one, and their times are assumed, as those of a profile that is
-    not representative. A stage holds the inputs of `inputs_in_flight` requests; other arguments are those of `units_of`.
+    not representative. A stage holds the inputs of `inputs_in_flight` requests; other arguments are as in `units_of`.
     """
 
     def __init__(  # noqa: PLR0913  (times, and what only the caller knows of the work)

@@ -33,9 +33,7 @@ FOUR_MS = Link(float("inf"), 4 * MS)
     ids=["one stage", "stages at the same time", "a link carries while nodes compute"],
 )
 def test_requests_finish_when_worked_out_by_hand(seconds, options, finishes, period):
-    plan = plan_of(
-        "abc"[: len(seconds)], *range(1, len(seconds)), seconds=[spent_s * MS for spent_s in seconds], **options
-    )
+    plan = plan_of("abc"[: len(seconds)], *range(1, len(seconds)), seconds=[ms * MS for ms in seconds], **options)
     simulated = simulate(plan, len(finishes))
     assert in_ms(*simulated.finishes_s) == finishes
     assert in_ms(simulated.first_finish_s, simulated.period_s, plan.period_s) == [finishes[0], period, period]
@@ -63,9 +61,8 @@ def test_simulation_agrees_with_the_formulas_that_plans_are_chosen_by():
             simulated = simulate(plan, max(2 * len(plan.stages) + 2, case.requests))
             assert simulated.first_finish_s == pytest.approx(plan.latency_s, abs=1e-11)
             assert simulated.period_s == pytest.approx(plan.period_s, abs=1e-11)
-            assert (
-                simulated.finishes_s[case.requests - 1] <= plan.latency_s + (case.requests - 1) * plan.period_s + 1e-11
-            )
+            last_s = plan.latency_s + (case.requests - 1) * plan.period_s
+            assert simulated.finishes_s[case.requests - 1] <= last_s + 1e-11
             if objective == "requests":
                 assert simulated.finishes_s[case.requests - 1] == pytest.approx(plan.value_s, abs=1e-11)
             several += len(plan.stages) > 1
@@ -153,9 +150,7 @@ def test_the_period_is_of_busy_nodes_and_the_latency_of_one_that_computes_alone(
 def test_one_node_alone_is_not_slowed_and_is_best_where_two_slow_one_another_down_too_much():
     plan = planned(chain(10, 10, 10, 10), [node(name, contention=2.5) for name in "ab"])
     assert [stage.busy_compute_s for stage in plan.stages] == [0.040] and plan.period_basis == "measured"
-    assert {alternative.name: alternative.period_s for alternative in plan.alternatives}[
-        "equal split"
-    ] == pytest.approx(0.050)
+    assert {split.name: split.period_s for split in plan.alternatives}["equal split"] == pytest.approx(0.050)
     assert [gain.change for gain in plan.gains if "machine of its own" in gain.change]
 
 

@@ -60,9 +60,7 @@ def test_no_split_beats_the_plan_of_any_of_many_problems(kind):
 def test_the_small_problems_hold_what_makes_planning_hard():
     made = [cases.random_case(seed) for seed in range(450)]
     answers = [cases.best(case, "latency") for case in made]
-    tied = [
-        len({storage.key for unit in case.chain(case.nodes[0]).units for storage in unit.storages}) for case in made
-    ]
+    tied = [len({held.key for unit in case.chain(case.nodes[0]).units for held in unit.storages}) for case in made]
     held = [sum(len(unit.storages) for unit in case.chain(case.nodes[0]).units) for case in made]
     shares = {
         "infeasible": [answer is None for answer in answers],
@@ -140,8 +138,7 @@ def test_128_units_on_6_unlike_nodes_are_planned_within_a_second():
     chains = {}
     for node in nodes:
         units = [
-            Unit(f"h.{n}", chance.uniform(1e-3, 1e-2), storages, chance.randint(1, 10**7))
-            for n, storages in enumerate(weights)
+            Unit(f"h.{n}", chance.uniform(1e-3, 1e-2), held, chance.randint(1, 10**7)) for n, held in enumerate(weights)
         ]
         chains[node.name] = Chain(tuple(units))
     asked = [("latency", 1), ("throughput", 1), *(("requests", count) for count in (2, 3, 4, 16, 128))]

@@ -198,9 +198,7 @@ def test_what_cannot_be_used_ends_with_two(run, profile, tmp_path) -> None:
 
 def test_of_long_names_of_units_the_ends_are_told(run, tmp_path) -> None:
     made = profiles.gpt2(blocks=2)
-    long = {
-        layer.path: layer.path.replace("transformer", "the_whole_model.its_language_model") for layer in made.layers
-    }
+    long = {row.path: row.path.replace("transformer", "the_whole_model.its_language_model") for row in made.layers}
     layers = (replace(layer, path=long[layer.path], parent=long.get(layer.parent)) for layer in made.layers)
     path = store(tmp_path / "long", replace(made, layers=tuple(layers)))
     assert "wte ... lm_head " in run(path, "--nodes", nodes(tmp_path))[1]

@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,6 @@ import transformers
 import yaml
 
 from boundby.layers.report import read_profile
-from tests.fake_hub import FakeHub
 from tests.tiny_models import edit_config, save_bert
 from utils.command.artifacts import Layout
 from utils.command.errors import EnvironmentLacksError, InputError
@@ -391,39 +388,12 @@ def test_preset_and_model_together_are_wrong_usage(run):
     assert ended.value.code == 2
 
 
-# The client reads its settings when it is imported, so that the Hub takes a process.
-FROM_HUB = """
-import os
-from pathlib import Path
-from utils.command.errors import InputError
-from utils.tracing.layers import Model, models
-
-found = models.prepare(Model(name="org/tiny", device="cpu"))
-print(found.name, type(found.model).__name__)
-try:
-    models.prepare(Model(name="org/none", device="cpu"))
-except InputError as error:
-    print(error)
-for trusted in (False, True):
-    models.prepare(Model(name="org/tiny", device="cpu"), trust_remote_code=trusted)
-    print(any(Path(os.environ["HF_HOME"]).rglob("modeling.py")))
-"""
-
-
-def test_model_of_the_hub_is_fetched_without_pickles_and_code(folder, tmp_path):
-    stored = tmp_path / "hub" / "models" / "org" / "tiny"
-    stored.mkdir(parents=True)
-    for path in folder.iterdir():
-        (stored / path.name).write_bytes(path.read_bytes())
-    (stored / "modeling.py").write_text("raise SystemExit")
-    (stored / "pytorch_model.bin").write_bytes(b"pickled")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    with FakeHub(tmp_path / "hub", gated={}, failing={}) as hub:
-        settings = {**kept, "HF_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url, "NO_PROXY": "*"}
-        done = subprocess.run([sys.executable, "-c", FROM_HUB], cwd=ROOT, env=settings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    loaded, refused, *has_code = done.stdout.splitlines()
-    assert loaded == "org/tiny BertForSequenceClassification"
-    assert refused.startswith("there is no model 'org/none' on the Hub")
-    assert has_code == ["False", "True"]  # only where it is trusted
-    assert not [request for request in hub.requests if request.endswith(".bin")]
+def test_model_of_the_hub_is_fetched_with_code_only_where_that_is_trusted(folder, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(models.hub, "snapshot", lambda repository, files: fetched.append((repository, files)) or folder)
+    for trusted in (False, True):
+        prepared = models.prepare(Model(name="org/tiny", revision="v1", device="cpu"), trust_remote_code=trusted)
+        assert (prepared.name, type(prepared.model).__name__) == ("org/tiny", "BertForSequenceClassification")
+    (repository, files), (_, with_code) = fetched
+    assert (repository.name, repository.revision) == ("org/tiny", "v1")
+    assert set(with_code) - set(files) == {"*.py"} and "model*.safetensors" in files and "*.bin" not in with_code
