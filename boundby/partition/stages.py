@@ -118,9 +118,8 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(inputs, Mapping):
         return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
     positions = sorted(filter(str.isdigit, inputs), key=int)
-    return tuple(inputs[position] for position in positions), {
-        name: inputs[name] for name in inputs if name not in positions
-    }
+    named = {name: value for name, value in inputs.items() if name not in positions}
+    return tuple(inputs[position] for position in positions), named
 
 
 def named(inputs: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ OTHER_BATCH = (
     "to know its times"
 )
 NO_ACTIVATIONS = "the activation peak of {} of {} units is unknown ({}): only their outputs are counted, a lower bound"
+NO_OUTPUTS = "the output of {} of {} units is unknown ({} first): a cut behind it counts only what the next unit takes"
 
 
 @dataclass(frozen=True)
@@ -192,11 +193,11 @@ class _Reading:
         if unknown:
             reason = self._profile.reasons.get("activation_peak_bytes", "no reason was recorded")
             yield NO_ACTIVATIONS.format(len(unknown), len(self.layers), reason)
-        for unit in self.layers:
-            if unit.output_bytes is None and _bytes(unit.output_shapes) is None:
-                yield f"the output of {unit.path} is unknown: a cut behind it counts only what the next unit takes"
-            if unit.calls > 1 and unit.parent is not None:
-                yield f"{unit.path} is called {unit.calls:g} times per run: it counts where it is called first"
+        silent = [unit.path for unit in self.layers if unit.output_bytes is None and _bytes(unit.output_shapes) is None]
+        if silent:
+            yield NO_OUTPUTS.format(len(silent), len(self.layers), silent[0])
+        for unit in (unit for unit in self.layers if unit.calls > 1 and unit.parent is not None):
+            yield f"{unit.path} is called {unit.calls:g} times per run: it counts where it is called first"
 
     def _take_apart(self, layer: LayerProfile) -> None:
         inside = self._inside.get(layer.path, [])

@@ -189,7 +189,7 @@ def test_what_is_not_known_of_a_unit_is_a_doubt():
     )
     blind = profiles.model_profile(nested([layer(""), layer("a"), layer("b", calls=2.0)]))
     doubts = " ".join(units_of(blind).doubts)
-    assert "the output of a is unknown" in doubts and "b is called 2 times per run" in doubts
+    assert "the output of 2 of 2 units is unknown (a first)" in doubts and "b is called 2 times per run" in doubts
 
 
 def test_the_longer_one_of_device_and_host_counts_and_known_activation_peaks_are_used():
