@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 
 from boundby.trace.kernels import LaunchStats
-from boundby.trace.linking import Links
+from boundby.trace.links import Links
+from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, HOST_CATEGORIES, LAUNCH_CATEGORIES, PYTHON_FRAME, Trace
 from boundby.trace.windows import Window
 
@@ -31,15 +32,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def findings(
-    trace: Trace,
-    linked: Links,
-    window: Window,
+    structure: Structure,
     launches: LaunchStats,
     *,
     expected_steps: int | None = None,
     stacks_expected: bool = False,
 ) -> tuple[Finding, ...]:
     """Return what is wrong with the trace, the fatal ones first; () is a sound one."""
+    trace, linked, window = structure.trace, structure.links, structure.window
     faults = list(_damage(trace))
     faults += _contents(trace, linked)
     faults += _steps(window, expected_steps)

@@ -15,6 +15,7 @@ import numpy as np
 from boundby.formatting import NOTHING, clean, number
 from boundby.trace.intervals import HostTree, distinct, sums
 from boundby.trace.operators import MODULE, is_module, names_of
+from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, ANNOTATION, MemoryTable, Trace
 from boundby.trace.windows import Window
 
@@ -99,11 +100,12 @@ class MemoryUse(msgspec.Struct, frozen=True):
     by_stage: tuple[tuple[str | None, int], ...] = ()  # bytes at the peak by the stage that allocated them, most first
 
 
-def memory_use(trace: Trace, tree: HostTree, window: Window) -> tuple[MemoryUse, ...]:
+def memory_use(structure: Structure) -> tuple[MemoryUse, ...]:
     """Return the use of each device, the one with the highest peak first; () where memory was not recorded.
 
     Changes without an address cannot be told apart and are left out.
     """
+    trace = structure.trace
     table = trace.memory
     if not len(trace.start_ns):
         return ()
@@ -112,7 +114,7 @@ def memory_use(trace: Trace, tree: HostTree, window: Window) -> tuple[MemoryUse,
     uses = []
     for device in distinct(np.sort(table.device[known])).tolist():
         changes = _Changes(table, known[table.device[known] == device], device)
-        uses.append(_use(trace, tree, window, changes))
+        uses.append(_use(structure, changes))
     return tuple(sorted(uses, key=lambda use: -use.peak_bytes))
 
 
@@ -172,12 +174,12 @@ def _next_of_address(address: np.ndarray) -> np.ndarray:
     return end
 
 
-def _use(trace: Trace, tree: HostTree, window: Window, changes: _Changes) -> MemoryUse:
+def _use(structure: Structure, changes: _Changes) -> MemoryUse:
     is_taken = changes.bytes > 0
     peak = int(changes.allocated.argmax())
     alive = changes.alive_at(peak)
     alive_bytes = int(changes.bytes[alive].sum())
-    owners = _owners(trace, tree, changes, alive)
+    owners = _owners(structure.trace, structure.tree, changes, alive)
     shown = owners[:MOST_OWNERS]
     peak_bytes = int(changes.allocated[peak])
     return MemoryUse(
@@ -187,7 +189,7 @@ def _use(trace: Trace, tree: HostTree, window: Window, changes: _Changes) -> Mem
         frees=int((~is_taken).sum()),
         freed_bytes=-int(changes.bytes[~is_taken].sum()),
         change_bytes=int(changes.change.sum()),
-        kept_per_step_bytes=_kept_per_step(changes, window),
+        kept_per_step_bytes=_kept_per_step(changes, structure.window),
         peak_bytes=peak_bytes,
         peak_ns=int(changes.start_ns[peak]),
         peak_reserved_bytes=None if changes.reserved is None else int(changes.reserved.max()),
@@ -195,7 +197,7 @@ def _use(trace: Trace, tree: HostTree, window: Window, changes: _Changes) -> Mem
         owners=tuple(shown),
         others_bytes=alive_bytes - sum(owner.bytes for owner in shown),
         timeline=_timeline(changes, peak),
-        by_stage=_by_stage(trace, changes, alive),
+        by_stage=_by_stage(structure.trace, changes, alive),
     )
 
 

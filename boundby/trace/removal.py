@@ -29,9 +29,9 @@ from boundby.trace.gaps import (
     host_pieces,
 )
 from boundby.trace.intervals import Intervals, distinct, sums, union
-from boundby.trace.linking import KINDS
+from boundby.trace.links import KINDS
+from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.windows import Window
 
 NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
 OF_HOST = np.array([kind not in (Kind.NOTHING, Kind.QUEUED) for kind in range(len(CAUSE_OF_KIND))])
@@ -54,20 +54,12 @@ class _Host(msgspec.Struct, frozen=True):
 class Playback:
     """One device and its host, ready to be played without a cause."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        device: Device,
-        window: Window,
-        work: Mapping[str, Intervals],
-        idle: IdleTime,
-        activity: Activity,
-        kinds: np.ndarray,
-    ) -> None:
-        """Take the work of one device inside a window; `kinds` are those of all events, as `kinds_of_work` tells."""
+    def __init__(self, structure: Structure, device: Device, work: Mapping[str, Intervals], idle: IdleTime) -> None:
+        """Take the work of one device inside the window, by its kind."""
+        trace, window, activity = structure.trace, structure.window, structure.activity
         self._window, self._work, self._idle = window, work, idle
         self._busy = _united(list(work.values()))
-        self._kind = kinds[device.rows]
+        self._kind = structure.kinds[device.rows]
         _, self._stream = np.unique(trace.stream[device.rows], return_inverse=True)
         self._begins_ns, self._call = device.start_ns, device.launch
         self._lasts_ns = np.minimum(device.end_ns, window.end_ns) - np.maximum(device.start_ns, window.start_ns)

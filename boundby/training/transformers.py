@@ -35,18 +35,15 @@ from boundby.capture import (
     nsight_variable,
     trace_limit,
 )
-from boundby.trace import (
-    host_tree,
-    links,
-    memory_page,
-    memory_use,
-    op_stats,
-    read_trace,
-    table_lines,
-    table_rows,
-    window,
-    without_excluded,
-)
+from boundby.integrations.timed_methods import TimedMethods
+from boundby.integrations.transformers_hooks import HookMarks
+from boundby.patches import Patches, Wrapper
+from boundby.remarks import Remarks, Say
+from boundby.trace import op_stats, read_trace
+from boundby.trace.memory import memory_page, memory_use
+from boundby.trace.operator_table import table_lines, table_rows
+from boundby.trace.structure import Structure
+from boundby.trace.window import without_excluded
 from boundby.training import stages
 from boundby.training.manager import ManagerOptions, ProfilerManager
 from boundby.training.results import give_name
@@ -99,8 +96,18 @@ def write_iteration(
     def guard(what: str) -> Guard:
         return remarks.guard(f"{folder.name}: {what}")
 
-    with guard("trace"):
-        give_name(trace_path, path(TRACE))
+    def write_key_averages() -> None:
+        """Write the operators by shapes and stack; several processes write a table each."""
+        lines = table_lines(table_rows(op_stats(own_trace(), ("shapes", "stack"))))
+        name = file_name(KEY_AVERAGES, manifest.rank, manifest.world_size)
+        files.write_text(folder / name, "\n".join([*lines, ""]))
+
+    def write_memory_timeline() -> None:
+        trace = own_trace()
+        uses = memory_use(Structure(trace))
+        files.write_text(path(MEMORY_TIMELINE), memory_page(uses, f"Memory of rank {manifest.rank}, {folder.name}"))
+
+    attempt("trace", lambda: give_name(trace_path, path(TRACE)))
     if exports.key_averages:
         with guard(KEY_AVERAGES):  # by shapes and stack; several processes write a table each
             lines = table_lines(table_rows(op_stats(own_trace(), ("shapes", "stack"))))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from boundby.trace import OPERATOR_COLUMNS, OpStat, folded_stacks, op_stats, operator_rows, read_trace
-from boundby.trace.intervals import host_tree
 from boundby.trace.operators import line_of
+from boundby.trace.structure import Structure
 from tests.traces import event, python_frame, write
 
 
@@ -206,7 +206,7 @@ def test_the_line_of_the_program_is_none_of_those_that_mark_its_stages(tmp_path)
         python_frame("boundby/training/transformers.py(555): _begin_stage", 10, 60, 2, 1),
     ]
     trace = read_trace(write(tmp_path, *frames))
-    assert line_of(trace, host_tree(trace), 1) == "train.py:3"
+    assert line_of(Structure(trace), 1) == "train.py:3"
 
 
 def test_a_circle_of_callers_ends(tmp_path):
