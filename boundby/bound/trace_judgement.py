@@ -81,9 +81,9 @@ def judge_trace(analysis: Analysis, waiting: Waiting | None = None) -> Verdict:
         doubts.insert(0, Doubt("unexplained", _unexplained(analysis, device, shares[bound])))
     evidence = list(_evidence(device))
     if bound == "compute":
-        bound, others, said = _kind_of_work(analysis, device)
+        bound, others, line = _kind_of_work(analysis, device)
         alternatives = (*others, *alternatives)
-        evidence.append(said)
+        evidence.append(line)
     return Verdict(
         bound=bound,
         alternatives=tuple(dict.fromkeys(label for label in alternatives if label != bound)),
@@ -161,12 +161,12 @@ def _kind_of_work(analysis: Analysis, device: Breakdown) -> tuple[Bound, tuple[B
     whole = sum(nanoseconds for _, nanoseconds in spent)
     arithmetic = sum(nanoseconds for is_arithmetic, nanoseconds in spent if is_arithmetic)
     share = arithmetic / whole if whole else 0.0
-    said = f"by name, {percent(share, 1)} of the {what} is in matrix products, convolutions and attention"
+    line = f"by name, {percent(share, 1)} of the {what} is in matrix products, convolutions and attention"
     if device.device is not None and optimizer > device.window_ns / 2:
-        return "optimizer", ("memory",), f"{said}; {percent(optimizer / device.window_ns, 1)} of it in optimizer steps"
+        return "optimizer", ("memory",), f"{line}; {percent(optimizer / device.window_ns, 1)} of it in optimizer steps"
     if share >= CLEAR:
-        return "compute", ("memory",), said
-    return ("memory", ("compute",), said) if share <= 1 - CLEAR else ("mixed", ("compute", "memory"), said)
+        return "compute", ("memory",), line
+    return ("memory", ("compute",), line) if share <= 1 - CLEAR else ("mixed", ("compute", "memory"), line)
 
 
 def _is_arithmetic(operator: str | None, kernel: str | None) -> bool:
@@ -202,7 +202,7 @@ def _only_fills_the_queue(device: Breakdown) -> bool:
     The device is then at work all the while, and those after the longest step are as long as one another.
     """
     durations = [step.duration_ns for step in device.steps]
-    full = next(place for place, length in enumerate(durations) if length > max(durations) / (1 + STEADY))
+    full = next(number for number, length in enumerate(durations) if length > max(durations) / (1 + STEADY))
     later = durations[full:]
     runs_on = sum(sum(step.idle_ns.values()) for step in device.steps) < STEADY * sum(durations)
     return runs_on and 0 < full < len(durations) and max(durations[:full]) < min(later) and len(later) >= 1
@@ -217,11 +217,11 @@ def _evidence(device: Breakdown) -> Iterator[str]:
         parts = (f"{SAID.get(name, name)} {percent(spent / window, 1)}" for name, spent in kinds.items())
         yield f"of the window: {', '.join(parts)} (what overlaps is counted for the first)"
     causes = sorted(((spent, name) for name, spent in device.causes_ns.items() if spent), reverse=True)
-    told = [
+    notable = [
         f"{name.replace('_', ' ')} {percent(spent / window, 1)}" for spent, name in causes if spent >= TOLD * window
     ]
-    if told:
-        yield f"idle: {', '.join(told)}"
+    if notable:
+        yield f"idle: {', '.join(notable)}"
 
 
 def _gains(analysis: Analysis, waiting: Waiting | None) -> Iterator[Gain]:

@@ -174,8 +174,8 @@ def _devices(structure: Structure) -> tuple[Breakdown, ...]:
         chosen = np.flatnonzero(linked.device == number)
         kind = structure.kinds[linked.rows[chosen]]
         work = {
-            name: clipped_union(linked.start_ns[chosen[kind == place]], linked.end_ns[chosen[kind == place]], seen)
-            for place, name in enumerate(KINDS)
+            name: clipped_union(linked.start_ns[chosen[kind == number]], linked.end_ns[chosen[kind == number]], seen)
+            for number, name in enumerate(KINDS)
         }
         devices.append(breakdown(structure, number, _device(trace, linked, chosen, seen), work))
     return tuple(sorted(devices, key=lambda device: -device.busy_ns))
@@ -253,19 +253,19 @@ def breakdown(structure: Structure, number: int | None, device: Device, work: Ma
     steps = tuple(
         StepTimes(
             number=step,
-            start_ns=int(edges[place]),
-            duration_ns=int(edges[place + 1] - edges[place]),
-            busy_ns={kind: int(spent[place]) for kind, spent in exposed.items()},
-            idle_ns=dict(zip(CAUSES, causes[place].tolist(), strict=True)),
+            start_ns=int(edges[index]),
+            duration_ns=int(edges[index + 1] - edges[index]),
+            busy_ns={kind: int(spent[index]) for kind, spent in exposed.items()},
+            idle_ns=dict(zip(CAUSES, causes[index].tolist(), strict=True)),
         )
-        for place, step in enumerate(window.steps)
+        for index, step in enumerate(window.steps)
     )
     compute = work.get("compute")
     communication = work.get("communication")
     overlap = None
     if compute is not None and communication is not None and communication.total_ns:
         overlap = compute.intersection(communication).total_ns / communication.total_ns
-    causes_ns = {cause: int(causes[:, place].sum()) for place, cause in enumerate(CAUSES)}
+    causes_ns = {cause: int(causes[:, number].sum()) for number, cause in enumerate(CAUSES)}
     exposed_ns = {kind: int(spent.sum()) for kind, spent in exposed.items()}
     without_ns, least_ns, alone_ns = _without(window, {**exposed_ns, **causes_ns}, busy.total_ns, playback)
     return Breakdown(
@@ -314,10 +314,10 @@ def _quartiles(steps: Sequence[StepTimes]) -> dict[str, Quartiles]:
         return {}
     rows = [{"duration": step.duration_ns, **step.busy_ns, **step.idle_ns} for step in steps]
     ascending = np.sort(np.array([list(row.values()) for row in rows]), axis=0)
-    place = np.array([[0.25], [0.5], [0.75]]) * (len(rows) - 1)  # np.percentile would load numpy.ma for that: 11 ms
-    below = place[:, 0].astype(int)
+    position = np.array([[0.25], [0.5], [0.75]]) * (len(rows) - 1)  # np.percentile would load numpy.ma for that: 11 ms
+    below = position[:, 0].astype(int)
     lower, upper = ascending[below], ascending[np.minimum(below + 1, len(rows) - 1)]
-    values = lower + (upper - lower) * (place - below[:, None])
+    values = lower + (upper - lower) * (position - below[:, None])
     return {name: Quartiles(*column) for name, column in zip(rows[0], values.T.tolist(), strict=True)}
 
 

@@ -174,8 +174,8 @@ class Decoding:
         if self._source.fault:
             self.faults.append(Fault("cut_short", None, self._source.fault))
         if self._damaged:
-            said = f"{self._damaged:,} event(s) could not be read; the first one: {self._example}"
-            self.faults.append(Fault("damaged", self._damaged, said))
+            reason = f"{self._damaged:,} event(s) could not be read; the first one: {self._example}"
+            self.faults.append(Fault("damaged", self._damaged, reason))
 
     def _bounded(self, source: Source) -> Iterator[bytes]:
         total = 0
@@ -233,8 +233,8 @@ class Decoding:
                 self._add_to_header(_header(opening + left.encode()))
                 is_whole = True
         if not is_whole:
-            said = "the file ends before its list of events, or what follows it, does: it was cut short"
-            self.faults.append(Fault("cut_short", None, said))
+            reason = "the file ends before its list of events, or what follows it, does: it was cut short"
+            self.faults.append(Fault("cut_short", None, reason))
         return events
 
     def _one_by_one(self, text: str, *, more_follows: bool) -> tuple[list[Event], str]:
@@ -288,7 +288,7 @@ def _event(text: str, value: object) -> Event:
         return cast(Event, _EVENT.decode(text.encode()))
     if isinstance(value, dict):
         odd = {name for name, kinds in OPTIONAL.items() if not isinstance(value.get(name), kinds)}
-        value = {name: each for name, each in value.items() if name not in odd}
+        value = {name: item for name, item in value.items() if name not in odd}
     return cast(Event, _EVENT.decode(json.dumps(value).encode()))
 
 
@@ -368,17 +368,17 @@ def _aligned(characters: np.ndarray, count: int) -> np.ndarray | None:
     table = characters.reshape(count, width)
     points = np.flatnonzero(table[0] == ord("."))
     point = int(points[0]) if len(points) == 1 else width - 1
-    places = [place for place in range(width - 1) if place != point]
-    digits = table[:, places] - np.uint8(ord("0"))  # what is no digit wraps around, above 9
+    columns = [column for column in range(width - 1) if column != point]
+    digits = table[:, columns] - np.uint8(ord("0"))  # what is no digit wraps around, above 9
     is_aligned = (table[:, -1] == ord(",")).all() and (table[:, point] == table[0, point]).all()
     if len(points) > 1 or not 0 < point <= MOST_DIGITS or not is_aligned or digits.max() > 9:
         return None
     numbers = np.zeros(count, dtype=np.int64)
-    for place in range(point + FRACTION_DIGITS):
+    for column in range(point + FRACTION_DIGITS):
         numbers *= 10
-        if place < len(places):
-            numbers += digits[:, place]
-    if len(places) > point + FRACTION_DIGITS:
+        if column < len(columns):
+            numbers += digits[:, column]
+    if len(columns) > point + FRACTION_DIGITS:
         numbers += digits[:, point + FRACTION_DIGITS] >= 5
     return numbers
 
@@ -389,11 +389,11 @@ def _digit_by_digit(characters: np.ndarray, start: np.ndarray, point: np.ndarray
     numbers: np.ndarray = np.zeros(len(end), dtype=np.int64)
     length = point - start
     last = len(digits) - 1
-    for place in range(min(int(length.max()), MOST_DIGITS)):
-        there = length > place
-        numbers = np.where(there, 10 * numbers + digits[np.minimum(start + place, last)], numbers)
-    for place in range(1, FRACTION_DIGITS + 1):
-        at = point + place
+    for digit in range(min(int(length.max()), MOST_DIGITS)):
+        has_digit = length > digit
+        numbers = np.where(has_digit, 10 * numbers + digits[np.minimum(start + digit, last)], numbers)
+    for digit in range(1, FRACTION_DIGITS + 1):
+        at = point + digit
         numbers = 10 * numbers + np.where(at < end, digits[np.minimum(at, last)], 0)
     after = point + FRACTION_DIGITS + 1
     numbers += (after < end) & (digits[np.minimum(after, last)] >= 5)

@@ -86,7 +86,7 @@ class Change(msgspec.Struct, frozen=True):
     kind: str | None  # of a kernel: one of `links.KINDS`
     a: Amount | None
     b: Amount | None
-    place: str | None = None  # of an operator: its module or stack, where grouped by that
+    location: str | None = None  # of an operator: its module or stack, where grouped by that
 
     def difference(self, quantity: str) -> float | None:
         """Return B minus A of a field of `Amount`, a missing side being 0; None where it is not recorded."""
@@ -198,7 +198,7 @@ def diff(
                 detail if group_by == "shapes" else None,
                 None,
                 *sides,
-                place=None if group_by == "shapes" else detail,
+                location=None if group_by == "shapes" else detail,
             )
             for (name, detail), sides in _paired(*matched)
         ),
@@ -231,15 +231,15 @@ def _unlike(a: Analysis, b: Analysis) -> Iterator[Unlike]:
         yield Unlike("ranks", f"A is rank {a.rank}, B rank {b.rank}")
     steps = [len(side.step_numbers) for side in (a, b)]
     if steps[0] != steps[1]:
-        told = [f"{count} step(s)" if count else "no marks of steps" for count in steps]
-        yield Unlike("steps", f"A holds {told[0]}, B {told[1]}")
+        described = [f"{count} step(s)" if count else "no marks of steps" for count in steps]
+        yield Unlike("steps", f"A holds {described[0]}, B {described[1]}")
     yield from _other_shapes(a, b)
-    types = [sorted(each.removeprefix("c10::") for each in side.input_types & FLOATING) for side in (a, b)]
+    types = [sorted(type_name.removeprefix("c10::") for type_name in side.input_types & FLOATING) for side in (a, b)]
     if all(types) and types[0] != types[1]:
         yield Unlike("types", f"operators of A take {', '.join(types[0])}, those of B {', '.join(types[1])}")
     for name, side in (("A", a), ("B", b)):
         if side.backlog:
-            calls, spent = sum(each.calls for each in side.backlog), sum(each.total_ns for each in side.backlog)
+            calls, spent = sum(kernel.calls for kernel in side.backlog), sum(kernel.total_ns for kernel in side.backlog)
             text = (
                 f"{calls:,} pieces of work of {name} ({spent / 1e6:,.1f} ms) were launched before its recording began"
             )
@@ -254,7 +254,7 @@ def _other_shapes(a: Analysis, b: Analysis) -> Iterator[Unlike]:
     common = shapes[0] & shapes[1]
     spent, other = 0, 0
     examples: list[tuple[int, OpStat]] = []
-    for stat in (each for side in known for each in side if each.name in names):
+    for stat in (stat for side in known for stat in side if stat.name in names):
         spent += stat.cpu_self_ns
         if (stat.name, stat.input_shapes) not in common:
             other += stat.cpu_self_ns
@@ -264,8 +264,8 @@ def _other_shapes(a: Analysis, b: Analysis) -> Iterator[Unlike]:
     name = max(examples, key=lambda example: example[0])[1].name
     most = [max((s for s in side if s.name == name), key=lambda s: s.calls).input_shapes or "" for side in known]
     batch = _batch_sizes(known[0], known[1], names)
-    said = f", mostly {batch[0]} in A where it is {batch[1]} in B" if batch else ""
-    text = f"inputs have other sizes{said}: {name} takes {most[0][:60]} in A, {most[1][:60]} in B"
+    batches = f", mostly {batch[0]} in A where it is {batch[1]} in B" if batch else ""
+    text = f"inputs have other sizes{batches}: {name} takes {most[0][:60]} in A, {most[1][:60]} in B"
     yield Unlike("shapes", text)
 
 
@@ -292,7 +292,7 @@ def _batch_sizes(a: Sequence[OpStat], b: Sequence[OpStat], names: set[str]) -> t
 
 def _flat(value: object) -> list[int]:
     if isinstance(value, list):
-        return [size for each in value for size in _flat(each)]
+        return [size for item in value for size in _flat(item)]
     return [value] if type(value) is int else []
 
 
@@ -320,7 +320,7 @@ class _Contributions:
         spent = [self._spent(side, part.name, factor) for side, factor in zip(self._sides, self._scale, strict=True)]
         changes = {name: spent[1].get(name, 0.0) - spent[0].get(name, 0.0) for name in {**spent[0], **spent[1]}}
         sign = 1 if part.change_ns > 0 else -1
-        name = max(changes, key=lambda each: sign * changes[each], default=None)
+        name = max(changes, key=lambda name: sign * changes[name], default=None)
         if name is None or sign * changes[name] <= 0:
             return None
         operator = self._operators.get(name)
@@ -361,8 +361,8 @@ def _parts(changes: Sequence[TimeChange], contributions: _Contributions) -> tupl
     """Return the parts that are worth a line, the largest first."""
     ordered = sorted(changes, key=lambda change: -abs(change.change_ns))
     least = SMALL_PART * abs(ordered[0].change_ns) if ordered else 0.0
-    told = (change for change in ordered if abs(change.change_ns) > least)
-    return tuple(Part(change.name, change.change_ns, contributions.largest(change)) for change in told)
+    notable = (change for change in ordered if abs(change.change_ns) > least)
+    return tuple(Part(change.name, change.change_ns, contributions.largest(change)) for change in notable)
 
 
 def _step_spread(side: Analysis) -> StepSpread | None:

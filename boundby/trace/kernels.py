@@ -164,8 +164,8 @@ def _most(group: np.ndarray, groups: int, numbers: np.ndarray, duration_ns: np.n
     known = np.flatnonzero(numbers != ABSENT)
     if len(known):
         base = int(numbers.max()) + 1
-        keys, place = np.unique(group[known] * base + numbers[known], return_inverse=True)
-        spent = np.bincount(place, weights=duration_ns[known])
+        keys, group = np.unique(group[known] * base + numbers[known], return_inverse=True)
+        spent = np.bincount(group, weights=duration_ns[known])
         ascending = np.argsort(spent, kind="stable")
         most[keys[ascending] // base] = keys[ascending] % base  # the last one written to each group has the most
     return most.tolist()
@@ -204,11 +204,11 @@ def slowest_launch(structure: Structure) -> KernelLaunch | None:
     order = np.lexsort((linked.start_ns[kernels], launched))
     order = order[same[order]]
     longest = int(np.where(names[order] == slowest, spent_ns[order], -1).argmax())
-    places = np.searchsorted(seen.edges_ns, launched[order], side="right") - 1
-    place = int(places[longest])
-    if not 0 <= place < len(seen.steps):
+    steps = np.searchsorted(seen.edges_ns, launched[order], side="right") - 1
+    step = int(steps[longest])
+    if not 0 <= step < len(seen.steps):
         return KernelLaunch(trace.names[slowest], function, None, longest)
-    return KernelLaunch(trace.names[slowest], function, seen.steps[place], int((places[:longest] == place).sum()))
+    return KernelLaunch(trace.names[slowest], function, seen.steps[step], int((steps[:longest] == step).sum()))
 
 
 def ncu_command(launch: KernelLaunch) -> str:
@@ -288,10 +288,10 @@ def least_wait_ns(own: Collectives) -> int | None:
         return None
     largest = int(ordinal.max()) + 1
     kept = np.flatnonzero(is_regular)
-    _, place = np.unique(own.name[kept] * largest + ordinal[kept], return_inverse=True)
-    shortest = np.full(int(place.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, place, own.duration_ns[kept])
-    return int((own.duration_ns[kept] - shortest[place]).sum())
+    _, collective = np.unique(own.name[kept] * largest + ordinal[kept], return_inverse=True)
+    shortest = np.full(int(collective.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, collective, own.duration_ns[kept])
+    return int((own.duration_ns[kept] - shortest[collective]).sum())
 
 
 def waits_ns(ranks: Sequence[Collectives]) -> tuple[int, ...] | None:

@@ -125,10 +125,10 @@ def memory_rows(uses: Sequence[MemoryUse]) -> list[dict[str, Any]]:
             "device": "host" if use.device is None else use.device,
             "time_ms": time_ns / 1e6,
             "allocated_bytes": allocated,
-            "reserved_bytes": None if use.timeline.reserved_bytes is None else use.timeline.reserved_bytes[place],
+            "reserved_bytes": None if use.timeline.reserved_bytes is None else use.timeline.reserved_bytes[index],
         }
         for use in uses
-        for place, (time_ns, allocated) in enumerate(
+        for index, (time_ns, allocated) in enumerate(
             zip(use.timeline.times_ns, use.timeline.allocated_bytes, strict=True)
         )
     ]
@@ -160,9 +160,9 @@ class _Changes:
         change[self.end[ended]] -= self.bytes[ended]
         return change
 
-    def alive_at(self, place: int) -> np.ndarray:
-        """Return the places of the allocations of this trace that live after the change at `place`."""
-        return np.flatnonzero((self.bytes[: place + 1] > 0) & (self.end[: place + 1] > place))
+    def alive_at(self, index: int) -> np.ndarray:
+        """Return the places of the allocations of this trace that live after that change."""
+        return np.flatnonzero((self.bytes[: index + 1] > 0) & (self.end[: index + 1] > index))
 
 
 def _next_of_address(address: np.ndarray) -> np.ndarray:
@@ -216,14 +216,14 @@ def _by_stage(trace: Trace, changes: _Changes, alive: np.ndarray) -> tuple[tuple
     is_outer = np.append(True, trace.start_ns[marks][1:] >= latest[:-1])
     marks, end_ns = marks[is_outer], end_ns[is_outer]
     taken_ns = changes.start_ns[alive]
-    place = np.searchsorted(trace.start_ns[marks], taken_ns, side="right") - 1
-    inside = (place >= 0) & (taken_ns < end_ns[place])
-    names = np.where(inside, trace.name[marks][place], ABSENT)
-    found: dict[str | None, int] = {}
+    mark = np.searchsorted(trace.start_ns[marks], taken_ns, side="right") - 1
+    inside = (mark >= 0) & (taken_ns < end_ns[mark])
+    names = np.where(inside, trace.name[marks][mark], ABSENT)
+    by_stage: dict[str | None, int] = {}
     for name, size in zip(names.tolist(), changes.bytes[alive].tolist(), strict=True):
         stage = None if name == ABSENT else STAGE.sub("", trace.names[name])
-        found[stage] = found.get(stage, 0) + size
-    return tuple(sorted(found.items(), key=lambda item: -item[1]))
+        by_stage[stage] = by_stage.get(stage, 0) + size
+    return tuple(sorted(by_stage.items(), key=lambda item: -item[1]))
 
 
 def _owners(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) -> list[MemoryOwner]:
@@ -244,8 +244,8 @@ def _owners(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) 
     sizes = sums(group, changes.bytes[alive], len(both))
     owners = []
     for key, size, count in zip(both.tolist(), sizes.tolist(), counts.tolist(), strict=True):
-        name, place = (names[number] for number in divmod(key, len(names)))
-        owners.append(MemoryOwner(name, place and place.removeprefix(MODULE), size, count))
+        name, outer = (names[number] for number in divmod(key, len(names)))
+        owners.append(MemoryOwner(name, outer and outer.removeprefix(MODULE), size, count))
     return sorted(owners, key=lambda owner: -owner.bytes)
 
 
@@ -299,8 +299,8 @@ def _device(use: MemoryUse) -> Iterator[str]:
     if use.by_stage:
         yield "<h3>What it is at the peak, by the stage that allocated it</h3><table>"
         for stage, size in use.by_stage:
-            told = f"{stage}: {KINDS[stage]}" if stage in KINDS else stage or "in no stage"
-            what = clean(told, LONGEST_NAME).translate(ESCAPED)
+            label = f"{stage}: {KINDS[stage]}" if stage in KINDS else stage or "in no stage"
+            what = clean(label, LONGEST_NAME).translate(ESCAPED)
             yield f'<tr><td class="number">{memory_size(size)}</td><td>{what}</td></tr>'
         if use.earlier_bytes:
             what = "from before the trace: parameters, the state of the optimizer, and what else was there"

@@ -169,9 +169,9 @@ def line_of(structure: Structure, row: int) -> str | None:
     trace, tree = structure.trace, structure.tree
     is_frame = trace.in_categories([PYTHON_FRAME])
     while row != ABSENT:
-        found = OWN_FRAME.match(trace.names[trace.name[row]]) if is_frame[row] else None
-        if found:
-            return f"{found['file'].rpartition('/')[2]}:{found['line']}"
+        frame = OWN_FRAME.match(trace.names[trace.name[row]]) if is_frame[row] else None
+        if frame:
+            return f"{frame['file'].rpartition('/')[2]}:{frame['line']}"
         row = int(tree.parent[row])
     return None
 
@@ -384,7 +384,7 @@ class Caller(NamedTuple):
     """Who calls an operator: the operator around it, and where in the program; None where the trace does not tell."""
 
     operator: str | None
-    place: str | None  # the innermost frame of the program's own files, else nn.Module, else range that it marks
+    location: str | None  # the innermost frame of the program's own files, else nn.Module, else range that it marks
 
 
 def callers(trace: Trace) -> dict[str, dict[Caller, int]]:
@@ -394,17 +394,18 @@ def callers(trace: Trace) -> dict[str, dict[Caller, int]]:
     around = np.append(tree.parent, ABSENT)[rows]
     annotations = trace.in_categories([ANNOTATION]) & ~trace.is_step_mark
     frames = trace.in_categories([PYTHON_FRAME])
-    place = np.full(len(rows), ABSENT)
+    location = np.full(len(rows), ABSENT)
     for wanted in (trace.named(OWN_FRAME, frames), trace.named(MODULE_CALL, frames), annotations):
         if wanted.any():
-            place = np.where(place == ABSENT, tree.nearest(around, wanted), place)
+            location = np.where(location == ABSENT, tree.nearest(around, wanted), location)
     columns = [trace.name[rows]]
     columns += [
-        np.where(each == ABSENT, ABSENT, trace.name[each]) for each in (tree.nearest(around, trace.is_operator), place)
+        np.where(rows_around == ABSENT, ABSENT, trace.name[rows_around])
+        for rows_around in (tree.nearest(around, trace.is_operator), location)
     ]
     names = (*trace.names, None)  # the last is that of ABSENT
-    found: dict[str, dict[Caller, int]] = {}
+    calls_of: dict[str, dict[Caller, int]] = {}
     calls = Counter(zip(*(column.tolist() for column in columns), strict=True))
     for (name, operator, where), count in calls.items():
-        found.setdefault(trace.names[name], {})[Caller(names[operator], names[where])] = count
-    return found
+        calls_of.setdefault(trace.names[name], {})[Caller(names[operator], names[where])] = count
+    return calls_of

@@ -150,10 +150,10 @@ class Playback:
         if cause in self._work:
             spent = self._work[cause].total_ns
         elif cause in CAUSES:
-            place = CAUSES.index(cause)
-            spent += int((idle.latency_until - idle.late_until).sum()) if place == LATENCY else 0
-            pauses = int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == place].sum())
-            spent += max(pauses, self._pauses_ns()) if place == PAUSE else pauses
+            number = CAUSES.index(cause)
+            spent += int((idle.latency_until - idle.late_until).sum()) if number == LATENCY else 0
+            pauses = int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == number].sum())
+            spent += max(pauses, self._pauses_ns()) if number == PAUSE else pauses
         if cause != CAUSES[CAUSE_OF_KIND[Kind.SYNCHRONISATION]]:
             spent += self._unexplained_ns()
         return min(length, max(length - spent, self._longest_stream_ns(cause)))
@@ -209,16 +209,16 @@ class Playback:
     def _longest_stream_ns(self, without: str) -> int:
         """Return the time of the stream that takes longest, leaving out a kind of work."""
         kept = self._kind != KINDS.index(without) if without in KINDS else slice(None)
-        place = self._stream[kept]
-        return int(sums(place, self._lasts_ns[kept], int(place.max(initial=-1)) + 1).max(initial=0))
+        stream = self._stream[kept]
+        return int(sums(stream, self._lasts_ns[kept], int(stream.max(initial=-1)) + 1).max(initial=0))
 
     def _last_busy(self, moments: np.ndarray) -> np.ndarray:
         """Return the last moment up to each at which the device was at work."""
         if not len(self._busy):
             return np.full(len(moments), NEVER)
-        place = np.searchsorted(self._busy.start_ns, moments) - 1
-        found: np.ndarray = np.where(place >= 0, np.minimum(self._busy.end_ns[place], moments), NEVER)
-        return found
+        last = np.searchsorted(self._busy.start_ns, moments) - 1
+        moment: np.ndarray = np.where(last >= 0, np.minimum(self._busy.end_ns[last], moments), NEVER)
+        return moment
 
     def length_ns(self, without: Collection[str] = ()) -> int:
         """Return how long the window lasts without these causes, names of `CAUSES` or of kinds of work."""

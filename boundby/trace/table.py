@@ -202,10 +202,10 @@ class Columns:
     def _number_odd_streams(self, stream: np.ndarray, rows: np.ndarray, args: Sequence[Args]) -> None:
         """Give a number to each stream that the file tells by an address or a name."""
         lacking = np.flatnonzero(stream[rows] == ABSENT)
-        for place in lacking.tolist():
-            value = args[place].stream
+        for index in lacking.tolist():
+            value = args[index].stream
             if value not in (None, ABSENT) and isinstance(value, int | str):
-                stream[rows[place]] = FIRST_ODD_STREAM + self._streams[value] % FIRST_ODD_STREAM
+                stream[rows[index]] = FIRST_ODD_STREAM + self._streams[value] % FIRST_ODD_STREAM
 
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)

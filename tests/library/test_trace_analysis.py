@@ -354,10 +354,10 @@ def test_places_are_in_the_order_of_threads_and_then_of_moments(scale):
     threads = [-1, 0, 1, 2**20 - 1]
     moments = np.array([-1, 0, 3, 4, 5, 8, 9, 10]) * scale
     lanes = Lanes(2**20, MOMENTS * scale)
-    places = [lanes.place(thread, moments) for thread in threads]
-    assert all((np.diff(each) >= 0).all() for each in places)
-    assert all(before.max() < after.min() for before, after in zip(places, places[1:], strict=False))
-    for each in places[1:]:
+    positions = [lanes.position(thread, moments) for thread in threads]
+    assert all((np.diff(each) >= 0).all() for each in positions)
+    assert all(before.max() < after.min() for before, after in zip(positions, positions[1:], strict=False))
+    for each in positions[1:]:
         known = lanes.moments(each[[2, 4, 6]])
         assert known.tolist() == [3 * scale, 5 * scale, 9 * scale]
         assert each[2] <= each[3] < each[4] <= each[5] < each[6] == each[7]

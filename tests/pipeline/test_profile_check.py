@@ -345,7 +345,7 @@ def test_the_report_is_the_text_on_the_terminal_and_json_one_object_with_every_c
     assert (found["kind"], found["verdict"], found["run"]) == ("profile_check", "fault", str(results))
     [fault] = [each for each in found["checks"] if each["is_fatal"]]
     assert (fault["what"], fault["file"], fault["state"]) == ("size", STACKS, "fault")
-    assert fault["found"].startswith("it has 0 bytes") and AGAIN.endswith(fault["remedy"])
+    assert fault["text"].startswith("it has 0 bytes") and AGAIN.endswith(fault["remedy"])
     assert {"bound", "gains"} <= set(found["analysis"]["verdict"]) and found["analysis"]["steps"]["numbers"]
     assert script.main([str(results), "--json"]) == 1
     assert "analysis" not in json.loads(capsys.readouterr().out)

@@ -48,7 +48,7 @@ def of(examination: Examination, peak_flops_per_s: float | None = None) -> Docum
         "operators_by": examination.group_by,
         "traces": [_trace(trace, peak_flops_per_s) for trace in examination.traces],
         "slowest": examination.slowest,
-        "left_out": _told(examination.left_out),
+        "left_out": _plain(examination.left_out),
     }
 
 
@@ -60,12 +60,12 @@ def of_pair(pair: Pair) -> Document:
         **_head("trace_diff"),
         "a": subject(pair.a),
         "b": subject(pair.b),
-        "unlike": _told(diff.unlike),
+        "unlike": _plain(diff.unlike),
         "is_per_step": diff.is_per_step,
         "operators_matched_by": diff.matched_by,
         "step": {
-            "a": _told(a),
-            "b": _told(b),
+            "a": _plain(a),
+            "b": _plain(b),
             "median_change_ms": _milliseconds(b.median_ns - a.median_ns) if a and b else None,
             "is_beyond_spread": diff.is_beyond_spread,
         },
@@ -93,7 +93,7 @@ def subject(trace: Examined) -> Document:
         "steps": _steps(analysis),
         "is_conclusive": not trace.is_inconclusive,
         "verdict": trace.verdict.as_dict(),
-        "findings": _told(analysis.findings),
+        "findings": _plain(analysis.findings),
     }
 
 
@@ -106,11 +106,11 @@ def _trace(trace: Examined, peak_flops_per_s: float | None) -> Document:
     return {
         **subject(trace),
         "devices": [_device(device) for device in analysis.devices],
-        "launches": _told(analysis.launches),
-        "memory": _told(analysis.memory),
-        "annotations": _told(analysis.annotations),
+        "launches": _plain(analysis.launches),
+        "memory": _plain(analysis.memory),
+        "annotations": _plain(analysis.annotations),
         "operators": table_rows(trace.operators, peak_flops_per_s),
-        "kernels": _told(analysis.kernels),
+        "kernels": _plain(analysis.kernels),
         "nsight_compute": analysis.slowest_launch and ncu_command(analysis.slowest_launch),
     }
 
@@ -128,29 +128,29 @@ def _steps(analysis: Analysis) -> Document:
 
 
 def _device(device: Breakdown) -> Document:
-    told = _told(device)
-    del told["step_quartiles"]  # `steps` has what they are of
+    content = _plain(device)
+    del content["step_quartiles"]  # `steps` has what they are of
     details = device.cause_details.items()
-    told["idle_details"] = {
+    content["idle_details"] = {
         cause: [{"host_in": name, "ms": spent / 1e6} for name, spent in names] for cause, names in details
     }
-    return told
+    return content
 
 
-def _told(record: Any) -> Any:
+def _plain(record: Any) -> Any:
     """Return a record, or a list of some, as plain values under the names of the document, with its units."""
     if isinstance(record, list | tuple):
-        return [_told(item) for item in record]
+        return [_plain(item) for item in record]
     if isinstance(record, Mapping):
-        return {key: _told(item) for key, item in record.items()}
+        return {key: _plain(item) for key, item in record.items()}
     if not isinstance(record, msgspec.Struct):
         return record
-    told, names = {}, NAMES.get(type(record).__name__, {})
+    content, names = {}, NAMES.get(type(record).__name__, {})
     for field, value in asdict(record).items():
         name = names.get(field) or (f"{field.removesuffix('_ns')}_ms" if field.endswith("_ns") else field)
         unit = UNITS.get(name.rpartition("_")[2])
-        told[name] = _in_unit(unit, value) if unit else _told(value)
-    return told
+        content[name] = _in_unit(unit, value) if unit else _plain(value)
+    return content
 
 
 def _in_unit(unit: Callable[[float], float], value: Any) -> Any:
@@ -165,23 +165,23 @@ def _in_unit(unit: Callable[[float], float], value: Any) -> Any:
 
 
 def _time(change: "TimeChange") -> Document:
-    return {**_told(change), "change_ms": change.change_ns / 1e6}
+    return {**_plain(change), "change_ms": change.change_ns / 1e6}
 
 
 def _part(part: "Part") -> Document:
-    told = _told(part)
-    by = told["mostly"]
+    content = _plain(part)
+    by = content["mostly"]
     if by is not None:
         caller = by.pop("caller")
         by |= dict(zip(("called_by", "called_in"), caller or (None, None), strict=True))
-    return told
+    return content
 
 
 def _changed_operator(change: "Change") -> Document:
     return {
         "name": change.name,
         "input_shapes": change.input_shapes,
-        "place": change.place,
+        "location": change.location,
         "only_in": change.only_in,
         **_sides(change, "calls", "calls"),
         **_sides(change, "cpu_self_ns", "cpu_self_ms"),

@@ -50,12 +50,12 @@ UNEQUAL = "since a trace has no steps"
 SORTED = {"device_self_ms": "device self time", "cpu_self_ms": "CPU self time"}
 
 
-def lines(examination: Examination, place: int | None = None, top: int | None = None) -> list[str]:
-    """Return what the traces say, in lines of at most 120 columns; in detail the one at `place`, or the slowest."""
-    place, top = examination.slowest if place is None else place, top or TOP
-    trace = examination.traces[place]
+def lines(examination: Examination, index: int | None = None, top: int | None = None) -> list[str]:
+    """Return what the traces say, in lines of at most 120 columns; in detail the one at `index`, or the slowest."""
+    index, top = examination.slowest if index is None else index, top or TOP
+    trace = examination.traces[index]
     analysis = trace.analysis
-    shown = plain_text.lines([*_left_out(examination.left_out), *_ranks(examination, place), *blocks(trace)])
+    shown = plain_text.lines([*_left_out(examination.left_out), *_ranks(examination, index), *blocks(trace)])
     if trace.operators:
         by = _order(analysis.devices[0])
         title = f"Top operators by {SORTED[by]}, grouped by {examination.group_by}"
@@ -90,11 +90,11 @@ def headline(trace: Examined) -> str:
         return f"INCONCLUSIVE: {meaning}: {clean(why, 300)}"
     if bound == "mixed":
         which = "between" if len(verdict.alternatives) > 1 else "perhaps"
-        said = [meaning, f"{which} {others}" if others else ""]
+        parts = [meaning, f"{which} {others}" if others else ""]
     else:
         whole = "" if share is None else f", {percent(share, 1)} of the window"
-        said = [f"{meaning}{whole}", f"it may also be {others}" if others else ""]
-    return f"{bound.upper()}: {'; '.join(filter(None, [*said, f'confidence {verdict.confidence}']))}"
+        parts = [f"{meaning}{whole}", f"it may also be {others}" if others else ""]
+    return f"{bound.upper()}: {'; '.join(filter(None, [*parts, f'confidence {verdict.confidence}']))}"
 
 
 def subject(trace: Examined) -> str:
@@ -226,7 +226,7 @@ def _communication(trace: Examined) -> list[tuple[str, str]]:
     return [("Communication", text)]
 
 
-def _ranks(examination: Examination, place: int) -> list[Block]:
+def _ranks(examination: Examination, index: int) -> list[Block]:
     """Return the traces side by side, where there are several."""
     traces = examination.traces
     if len(traces) < 2:
@@ -240,7 +240,7 @@ def _ranks(examination: Examination, place: int) -> list[Block]:
     rows = [_rank(trace, is_slowest=number == examination.slowest) for number, trace in enumerate(traces)]
     return [
         Table(headers, rows, left=[1, 7], caption=f"{len(traces)} traces", notes=notes),
-        Heading(f"In detail: {clean(Path(traces[place].analysis.path).name)}"),
+        Heading(f"In detail: {clean(Path(traces[index].analysis.path).name)}"),
     ]
 
 
@@ -417,17 +417,17 @@ def _more(count: int, top: int) -> list[str]:
 
 def _peak(peak: "TracedMemory") -> str:
     who = "the CPU" if peak["device"] is None else f"GPU {peak['device']}"
-    said = f"on {who} at most {memory_size(peak['peak_bytes'])} were allocated at once"
+    sentence = f"on {who} at most {memory_size(peak['peak_bytes'])} were allocated at once"
     if peak["earlier_bytes"] is None:
-        said += ", not counting what was there before the trace"
+        sentence += ", not counting what was there before the trace"
     else:
-        said += f", of which {memory_size(peak['earlier_bytes'])} before the trace"
+        sentence += f", of which {memory_size(peak['earlier_bytes'])} before the trace"
     if peak["peak_reserved_bytes"]:
-        said += f"; the allocator held {memory_size(peak['peak_reserved_bytes'])}"
+        sentence += f"; the allocator held {memory_size(peak['peak_reserved_bytes'])}"
     if not peak["kept_per_step_bytes"]:
-        return f"{said}."
+        return f"{sentence}."
     kept = f"Every step leaves at least {memory_size(peak['kept_per_step_bytes'])} more behind than it found"
-    return f"{said}. {kept}: something keeps what it should drop."
+    return f"{sentence}. {kept}: something keeps what it should drop."
 
 
 def _owners(peak: "TracedMemory") -> list[Block]:
@@ -458,12 +458,12 @@ def _step_spread(spread: "StepSpread | None") -> str:
 
 def _warnings(unlike: "Sequence[Unlike]") -> list[Block]:
     """Return why the numbers below may not be of the program, before any of them."""
-    return _listing("Not like with like:", [clean(f"{each.text}.", 300) for each in unlike])
+    return _listing("Not like with like:", [clean(f"{difference.text}.", 300) for difference in unlike])
 
 
 def _change_of(diff: "Diff") -> list[Block]:
     """Return what the change is made of, the largest part first."""
-    whole = sum(each.change_ns for each in (*diff.busy, *diff.idle))
+    whole = sum(change.change_ns for change in (*diff.busy, *diff.idle))
     if not diff.parts:
         return []
     of = "The window, per step, is" if diff.is_per_step else "The window is"
@@ -487,8 +487,8 @@ def _part_text(part: "Part") -> str:
     text = f"{text}, mostly {clean(frame_name(by.name), LONGEST_CONTRIBUTOR)} ({', '.join(known)})"
     if by.caller is None:
         return text
-    places = [frame_name(each) for each in by.caller if each]
-    return f"{text}, called from {clean(' in '.join(places), LONGEST_CONTRIBUTOR)}"
+    callers = [frame_name(name) for name in by.caller if name]
+    return f"{text}, called from {clean(' in '.join(callers), LONGEST_CONTRIBUTOR)}"
 
 
 def _changed_times(changes: "Sequence[TimeChange]", per: str) -> Block:
@@ -511,7 +511,7 @@ def _changed_operators(changes: "Sequence[Change]", per: str, top: int) -> list[
     headers += ["device self\nA ms", "device self\nB ms", "change"] if on_device else []
     rows = [
         [
-            clean(f"{change.name} {change.input_shapes or change.place or ''}", LONGEST_CHANGED_OPERATOR),
+            clean(f"{change.name} {change.input_shapes or change.location or ''}", LONGEST_CHANGED_OPERATOR),
             *_calls(change),
             *(cell for quantity in quantities for cell in _both(change, quantity)),
         ]
@@ -555,10 +555,10 @@ def _both(change: "Change", quantity: str) -> list[str]:
 def _beyond(changes: "Sequence[Change]", top: int) -> Iterator[str]:
     """Yield what the table does not show."""
     alone = {side: sum(change.only_in == side for change in changes) for side in ("a", "b")}
-    said = [f"and {len(changes) - top:,} more that differ"] if len(changes) > top else []
-    said += [f"{count:,} in {side.upper()} only" for side, count in alone.items() if count]
-    if said:
-        yield f"{'; '.join(said)}."
+    parts = [f"and {len(changes) - top:,} more that differ"] if len(changes) > top else []
+    parts += [f"{count:,} in {side.upper()} only" for side, count in alone.items() if count]
+    if parts:
+        yield f"{'; '.join(parts)}."
 
 
 def _signed(value: float) -> str:
