@@ -240,10 +240,8 @@ def _unlike(a: Analysis, b: Analysis) -> Iterator[Unlike]:
     for name, side in (("A", a), ("B", b)):
         if side.backlog:
             calls, spent = sum(kernel.calls for kernel in side.backlog), sum(kernel.total_ns for kernel in side.backlog)
-            text = (
-                f"{calls:,} pieces of work of {name} ({spent / 1e6:,.1f} ms) were launched before its recording began"
-            )
-            yield Unlike("backlog", f"{text}; they are left out of the amounts of kernels")
+            text = f"{calls:,} device operations of {name} ({spent / 1e6:,.1f} ms) were launched before its recording"
+            yield Unlike("backlog", f"{text} began; they are left out of the amounts of kernels")
 
 
 def _other_shapes(a: Analysis, b: Analysis) -> Iterator[Unlike]:

@@ -163,7 +163,7 @@ def test_two_traces_of_one_kind_are_compared_without_a_warning(tmp_path):
         ("steps", {"steps": 6}, "A holds 4 step(s), B 6 step(s)"),
         ("shapes", {"batch": 16}, "mostly 8 in A where it is 16 in B: aten::mm takes [[8, 64], [64, 32]] in A"),
         ("types", {"kind": "c10::Half"}, "operators of A take float, those of B Half"),
-        ("backlog", {"lost": 12}, "12 pieces of work of B (0.0 ms) were launched before its recording began"),
+        ("backlog", {"lost": 12}, "12 device operations of B (0.0 ms) were launched before its recording began"),
     ],
 )
 def test_what_makes_two_traces_unlike_is_told_by_kind(tmp_path, kind, other, said):

@@ -153,7 +153,7 @@ def test_work_from_before_the_recording_is_named_so_and_not_fatal(tmp_path):
     analysis = analysis_of(tmp_path, *backlogged(20))
     (finding,) = analysis.findings
     assert (finding.kind, finding.is_fatal) == ("backlog", False)
-    assert finding.text.startswith("the first 20 pieces of work")
+    assert finding.text.startswith("the first 20 device operations")
     assert [(each.name, each.calls, each.total_ns) for each in analysis.backlog] == [("early", 20, 200_000)]
 
 

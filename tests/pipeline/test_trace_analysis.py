@@ -128,7 +128,7 @@ def test_text_works_when_nothing_is_known(tmp_path: Path) -> None:
     shown = "\n".join(text.lines(replace(examination, traces=(replace(trace, operators=(stat,)),))))
     shown += "\n".join(text.lines(examine([store(tmp_path / "empty.json")])))
     assert shown.startswith("INCONCLUSIVE: ")
-    assert "unknown (no work is joined to its call)" in shown
+    assert "unknown (no kernel is linked to its launch)" in shown
     assert "nan" not in shown and "None" not in shown
 
 
