@@ -260,7 +260,9 @@ def test_of_traces_above_the_limit_one_is_kept_where_no_smaller_one_can_follow(
     last = manifest.cycles[-1]
     assert (last.trace_path, names_in(tmp_path)) == (tmp_path / kept, [kept])
     assert set(marks_of(last)) >= {f"ProfilerStep#{last.first_step + number}" for number in range(recorded[-1])}
-    assert "kept all the same" in next(each.reason for each in manifest.downgrades if each.what == "trace")
+    assert "kept all the same" in next(
+        downgrade.reason for downgrade in manifest.downgrades if downgrade.what == "trace"
+    )
     assert [what for what in whats(manifest) if what != "cycles"][-1] == "trace"
 
 

@@ -168,7 +168,7 @@ def test_a_range_of_the_user_with_nothing_in_it_is_python_by_its_name(tmp_path, 
 
 
 def test_a_long_launching_call_is_loading_at_first_and_then_a_driver_that_is_held(tmp_path):
-    usual = [each for k in range(9) for each in (call(10 * k, 5, k), work(10 * k + 6, 3, k))]
+    usual = [item for k in range(9) for item in (call(10 * k, 5, k), work(10 * k + 6, 3, k))]
     slow = [call(100, 505, 50), work(610, 10, 50, name="conv")]
     again = [call(700, 505, 51), work(1210, 10, 51, name="conv")]
     held = [event("cudaHostAlloc", 690, 510, "cuda_runtime", tid=5)]
@@ -314,12 +314,12 @@ def test_the_others_are_told_to_wait_for_the_slow_rank_and_that_one_is_not(tmp_p
         (tmp_path / f"rank{rank}.json").write_text(text(machine, rank))
     examination = examine([tmp_path])
     assert examination.slowest == slow
-    for rank, each in enumerate(examination.traces):
-        kinds = [gain.fix.kind for gain in each.verdict.gains]
+    for rank, trace in enumerate(examination.traces):
+        kinds = [gain.fix.kind for gain in trace.verdict.gains]
         if rank == slow:
-            assert "wait_less" not in kinds and each.waits_ns == 0
+            assert "wait_less" not in kinds and trace.waits_ns == 0
         else:
-            first = each.verdict.gains[0]
+            first = trace.verdict.gains[0]
             assert (first.fix.kind, dict(first.fix.settings)) == ("wait_less", {"rank": slow})
             true = machine.length(rank) / played(cases()[name].program, "straggler").length(rank)
             assert first.at_most >= 0.95 * true
@@ -355,12 +355,12 @@ def test_places_are_in_the_order_of_threads_and_then_of_moments(scale):
     moments = np.array([-1, 0, 3, 4, 5, 8, 9, 10]) * scale
     lanes = Lanes(2**20, MOMENTS * scale)
     positions = [lanes.position(thread, moments) for thread in threads]
-    assert all((np.diff(each) >= 0).all() for each in positions)
+    assert all((np.diff(position) >= 0).all() for position in positions)
     assert all(before.max() < after.min() for before, after in zip(positions, positions[1:], strict=False))
-    for each in positions[1:]:
-        known = lanes.moments(each[[2, 4, 6]])
+    for position in positions[1:]:
+        known = lanes.moments(position[[2, 4, 6]])
         assert known.tolist() == [3 * scale, 5 * scale, 9 * scale]
-        assert each[2] <= each[3] < each[4] <= each[5] < each[6] == each[7]
+        assert position[2] <= position[3] < position[4] <= position[5] < position[6] == position[7]
 
 
 OTHERS = [event("other", 1, 1, tid=100 + k) for k in range(20)]
@@ -370,7 +370,10 @@ OTHERS = [event("other", 1, 1, tid=100 + k) for k in range(20)]
 def test_threads_are_told_apart_however_far_apart_their_events_are(tmp_path, last):
     events = [event("outer", 0, 10, tid=1), event("inner", 2, 3, tid=1), event("alone", 1, 10, tid=2)]
     events += [event("last", last, 4.5, tid=3)]
-    stats = {each.name: (each.calls, each.cpu_self_ns) for each in analysis_of(tmp_path, *events, *OTHERS).operators}
+    stats = {
+        operator.name: (operator.calls, operator.cpu_self_ns)
+        for operator in analysis_of(tmp_path, *events, *OTHERS).operators
+    }
     expected = {"outer": (1, 7000), "inner": (1, 3000), "alone": (1, 10_000), "last": (1, 4500)}
     assert stats == expected | {"other": (20, 20_000)}
 
@@ -379,7 +382,7 @@ def test_threads_are_told_apart_however_far_apart_their_events_are(tmp_path, las
 def test_one_thread_whose_events_overlap_leaves_the_others_as_they_are(tmp_path, last):
     events = [event("outer", 0, 10, tid=1), event("inner", 2, 3, tid=1)]
     events += [event("early", 1, 5, tid=2), event("late", 4, 6, tid=2), event("last", last, 4.5, tid=3)]
-    stats = {each.name: each.cpu_self_ns for each in analysis_of(tmp_path, *events, *OTHERS).operators}
+    stats = {operator.name: operator.cpu_self_ns for operator in analysis_of(tmp_path, *events, *OTHERS).operators}
     assert stats == {"outer": 7000, "inner": 3000, "early": 3000, "late": 6000, "last": 4500, "other": 20_000}
 
 
@@ -389,7 +392,7 @@ def test_what_a_launching_thread_does_not_tell_the_main_one_does(tmp_path, last)
     events += [event("enumerate(DataLoader)#_SingleProcess.__next__", 10, 40, tid=1), event("aten::mm", 30, 60, tid=2)]
     events += [event("aten::add", last + 100 - 0.5 * k, 0.1, tid=1) for k in range(9)]
     (device,) = analysis_of(tmp_path, *events, *OTHERS).devices
-    assert (99_000, "launch") in [(each.duration_ns, each.cause) for each in device.longest_gaps]
+    assert (99_000, "launch") in [(gap.duration_ns, gap.cause) for gap in device.longest_gaps]
     assert device.causes_ns["input"] == 20_000
 
 

@@ -27,15 +27,15 @@ def loop(folder, lengths, *, kernel="gemm", kernel_us=100.0, shapes="[[8]]"):
 
 
 def only(found: Diff, name: str):
-    [change] = [each for each in (*found.operators, *found.kernels) if each.name == name]
+    [change] = [operator for operator in (*found.operators, *found.kernels) if operator.name == name]
     return change
 
 
 def test_equal_traces_do_not_differ(tmp_path):
     found = diff(loop(tmp_path, [500, 510, 520]), loop(tmp_path, [500, 510, 520]))
     assert found.is_per_step and found.group_by == "shapes" and found.is_beyond_spread is False
-    assert [each.weight for each in (*found.operators, *found.kernels)] == [0, 0]
-    assert {each.change_ns for each in (*found.busy, *found.idle)} == {0}
+    assert [operator.weight for operator in (*found.operators, *found.kernels)] == [0, 0]
+    assert {item.change_ns for item in (*found.busy, *found.idle)} == {0}
 
 
 def test_amounts_are_per_step_where_both_traces_have_steps(tmp_path):
@@ -48,9 +48,9 @@ def test_amounts_are_per_step_where_both_traces_have_steps(tmp_path):
     operator = only(found, "aten::mm")
     assert operator.difference("cpu_self_ns") == pytest.approx(0)
     assert operator.difference("device_self_ns") == pytest.approx(50_000)
-    compute = next(each for each in found.busy if each.name == "compute")
+    compute = next(item for item in found.busy if item.name == "compute")
     assert (compute.a_ns, compute.b_ns) == (pytest.approx(100_000), pytest.approx(150_000))
-    assert sum(each.change_ns for each in found.idle) == pytest.approx(-50_000)
+    assert sum(item.change_ns for item in found.idle) == pytest.approx(-50_000)
 
 
 def test_without_steps_in_one_trace_amounts_are_totals(tmp_path):
@@ -74,7 +74,7 @@ def test_what_one_trace_lacks_has_one_side(tmp_path):
 
 def test_other_shapes_are_another_operator(tmp_path):
     found = diff(loop(tmp_path, [500] * 3, shapes="[[8]]"), loop(tmp_path, [500] * 3, shapes="[[16]]"))
-    sides = {(each.input_shapes, each.a is None, each.b is None) for each in found.operators}
+    sides = {(operator.input_shapes, operator.a is None, operator.b is None) for operator in found.operators}
     assert sides == {("[[8]]", False, True), ("[[16]]", True, False)}
 
 
@@ -94,7 +94,7 @@ def test_device_time_is_unknown_where_a_trace_has_no_device(tmp_path):
     change = only(found, "aten::mm")
     assert change.difference("device_total_ns") is None
     assert change.weight == 10_000
-    kinds = {each.name: (each.a_ns, each.b_ns) for each in found.busy}
+    kinds = {item.name: (item.a_ns, item.b_ns) for item in found.busy}
     assert kinds["operators"] == (50_000, None)
     assert kinds["compute"] == (None, 100_000)
 
@@ -118,7 +118,7 @@ def test_the_largest_changes_come_first_whichever_way_they_go(tmp_path):
     changes = zip(names, (5, -30, 10), strict=True)
     second = [event(name, 100 * place, 50 + change) for place, (name, change) in enumerate(changes)]
     found = diff(analysis_of(tmp_path, *first), analysis_of(tmp_path, *second))
-    ranked = [(each.name, each.difference("cpu_self_ns")) for each in found.operators]
+    ranked = [(operator.name, operator.difference("cpu_self_ns")) for operator in found.operators]
     assert ranked == [("aten::b", -30_000), ("aten::c", 10_000), ("aten::a", 5_000)]
 
 
@@ -147,7 +147,7 @@ def job(folder, *, steps=4, batch=8, copies=1, device="NVIDIA H100", kind="float
 def host_only(folder):
     folder.mkdir()
     return analysis_of(
-        folder, *(each for k in range(4) for each in (step(k, 1000 * k, 1000), event("aten::mm", 1000 * k, 9)))
+        folder, *(item for k in range(4) for item in (step(k, 1000 * k, 1000), event("aten::mm", 1000 * k, 9)))
     )
 
 
@@ -173,21 +173,21 @@ def test_what_makes_two_traces_unlike_is_told_by_kind(tmp_path, kind, other, sai
 
 def test_two_ranks_of_one_job_and_a_host_alone_are_unlike(tmp_path):
     ranks = [job(tmp_path / f"{rank}", distributedInfo={"rank": rank, "world_size": 2}) for rank in (0, 1)]
-    assert [each.kind for each in diff(*ranks).unlike] == ["ranks"]
-    assert "host_only" in [each.kind for each in diff(ranks[0], host_only(tmp_path / "host")).unlike]
+    assert [item.kind for item in diff(*ranks).unlike] == ["ranks"]
+    assert "host_only" in [item.kind for item in diff(ranks[0], host_only(tmp_path / "host")).unlike]
 
 
 def test_work_from_before_the_recording_is_not_in_the_amounts(tmp_path):
     found = diff(job(tmp_path / "a"), job(tmp_path / "b", lost=12))
-    assert "early" not in [each.name for each in found.kernels]
-    assert {each.difference("calls") for each in found.kernels} == {0.0}
+    assert "early" not in [kernel.name for kernel in found.kernels]
+    assert {kernel.difference("calls") for kernel in found.kernels} == {0.0}
 
 
 @pytest.mark.parametrize("group_by", ["name", "shapes"])
 def test_operators_are_matched_by_what_was_asked_for(tmp_path, group_by):
     found = diff(job(tmp_path / "a"), job(tmp_path / "b", batch=16), group_by=group_by)
     assert found.group_by == group_by
-    assert all((each.only_in is None) == (group_by == "name") for each in found.operators)
+    assert all((operator.only_in is None) == (group_by == "name") for operator in found.operators)
 
 
 def test_the_change_is_traced_to_who_made_it_and_who_called_that(tmp_path):
@@ -196,7 +196,7 @@ def test_the_change_is_traced_to_who_made_it_and_who_called_that(tmp_path):
         sides.append(job(tmp_path / name, copies=copies))
         called_by.append(callers(read_trace(tmp_path / name / "trace.json")))
     found = diff(*sides, group_by="name", called_by=tuple(called_by))
-    part = next(each for each in found.parts if each.name == "compute")
+    part = next(item for item in found.parts if item.name == "compute")
     assert part.change_ns == pytest.approx(80_000)
     by = part.contributor
     assert (by.name, by.change_ns, by.calls_change) == ("aten::copy_", pytest.approx(80_000), pytest.approx(4))
@@ -215,16 +215,19 @@ def test_real_changes_add_up_and_turn_their_sign_with_the_sides(real):
     for a, b in itertools.combinations(real, 2):
         found, turned = diff(a, b), diff(b, a)
         spent = [
-            sum(each.total_ns for each in side.kernels) - sum(each.total_ns for each in side.backlog) for side in (a, b)
+            sum(kernel.total_ns for kernel in side.kernels) - sum(item.total_ns for item in side.backlog)
+            for side in (a, b)
         ]
         whole = [total / len(side.step_numbers) for total, side in zip(spent, (a, b), strict=True)]
-        changes = [each.difference("device_total_ns") for each in found.kernels]
+        changes = [kernel.difference("device_total_ns") for kernel in found.kernels]
         assert sum(changes) == pytest.approx(whole[1] - whole[0])
         step_ns = [side.window_ns / len(side.step_numbers) for side in (a, b)]
-        assert sum(each.change_ns for each in (*found.busy, *found.idle)) == pytest.approx(step_ns[1] - step_ns[0])
+        assert sum(item.change_ns for item in (*found.busy, *found.idle)) == pytest.approx(step_ns[1] - step_ns[0])
         for quantity in ("calls", "cpu_self_ns", "device_self_ns"):
-            back = {(each.name, each.input_shapes): each.difference(quantity) for each in turned.operators}
-            for each in found.operators:
-                assert each.difference(quantity) == pytest.approx(-back[each.name, each.input_shapes])
-        weights = [each.weight for each in found.operators]
+            back = {
+                (operator.name, operator.input_shapes): operator.difference(quantity) for operator in turned.operators
+            }
+            for operator in found.operators:
+                assert operator.difference(quantity) == pytest.approx(-back[operator.name, operator.input_shapes])
+        weights = [operator.weight for operator in found.operators]
         assert weights == sorted(weights, reverse=True)

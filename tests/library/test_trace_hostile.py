@@ -25,7 +25,7 @@ VALID = json.dumps({"traceEvents": EVENTS}).encode()
 
 
 def beside(odd: str) -> bytes:
-    texts = [json.dumps(each) for each in EVENTS]
+    texts = [json.dumps(record) for record in EVENTS]
     return ('{"traceEvents": [' + ", ".join([*texts[:3], odd, *texts[3:]]) + "]}").encode()
 
 
@@ -150,8 +150,8 @@ LEFT_OUT = [
 def test_an_odd_event_is_left_out_and_told_and_the_others_are_kept(tmp_path, monkeypatch, odd):
     trace, analysis = survives(tmp_path, beside(odd))
     kept = [trace.names[name] for name in trace.name.tolist()]
-    assert [name for name in kept if name != "odd"] == [each["name"] for each in EVENTS]
-    if "dur" not in odd or kept == [each["name"] for each in EVENTS]:
+    assert [name for name in kept if name != "odd"] == [record["name"] for record in EVENTS]
+    if "dur" not in odd or kept == [record["name"] for record in EVENTS]:
         assert trace.faults
         assert not analysis.is_conclusive
     monkeypatch.setattr(source, "PIECE_BYTES", 397)
@@ -234,7 +234,7 @@ def test_an_odd_header_costs_at_most_itself(tmp_path, header):
             assert "odd.json" in str(error)
             assert "[[[[" in header or "1111" in header  # too deep or too long to be told from damage
         else:
-            assert [trace.names[name] for name in trace.name.tolist()] == [each["name"] for each in EVENTS]
+            assert [trace.names[name] for name in trace.name.tolist()] == [record["name"] for record in EVENTS]
 
 
 def test_tens_of_thousands_of_categories_names_threads_and_shapes_are_read(tmp_path):
@@ -253,7 +253,7 @@ def test_times_of_many_decades_are_left_out_or_add_up(tmp_path):
     ops = [event("aten::mm", k, longest, tid=k) for k in range(10)]
     trace, analysis = survives(tmp_path, json.dumps([*calls, *works, *ops]).encode())
     assert not analysis.is_conclusive
-    told = [each.cpu_total_ns for each in analysis.operators] + [each.total_ns for each in analysis.kernels]
+    told = [operator.cpu_total_ns for operator in analysis.operators] + [kernel.total_ns for kernel in analysis.kernels]
     assert trace.faults or told == [10 * 2**60, 10 * 2**60]
 
 

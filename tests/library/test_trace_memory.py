@@ -173,8 +173,8 @@ def brute_force(events: list[dict]) -> tuple[list[int], dict[int, int]]:
     """Return the bytes of this trace's own allocations after each change, and what lives at the first highest one."""
     alive: dict[int, int] = {}
     totals, best = [], (-1, {})
-    for each in events:
-        address, size = each["args"]["Addr"], each["args"]["Bytes"]
+    for record in events:
+        address, size = record["args"]["Addr"], record["args"]["Bytes"]
         alive.pop(address, None)
         if size > 0:
             alive[address] = size
@@ -187,7 +187,7 @@ def brute_force(events: list[dict]) -> tuple[list[int], dict[int, int]]:
 def test_equals_a_walk_over_a_table_of_live_addresses(tmp_path, seed):
     source = random.Random(seed)
     sizes = [(source.randrange(12), source.choice([-1, 1]) * source.randrange(1, 99)) for _ in range(400)]
-    events = [change(at, *each) for at, each in enumerate(sizes, 1)]
+    events = [change(at, *size) for at, size in enumerate(sizes, 1)]
     totals, alive = brute_force(events)
     use = use_of(tmp_path, *events)
     assert list(use.timeline.allocated_bytes) == totals

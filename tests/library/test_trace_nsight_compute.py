@@ -21,7 +21,7 @@ def launched(number: int, ts: float, dur: float, name: str) -> tuple[dict, dict]
 
 def launch_in(folder: Path, *pairs: tuple[dict, dict], steps: int = 2) -> KernelLaunch | None:
     marks = [step(10 + number, 100 * number, 100) for number in range(steps)]
-    return analysis_of(folder, *marks, *(each for pair in pairs for each in pair)).slowest_launch
+    return analysis_of(folder, *marks, *(item for pair in pairs for item in pair)).slowest_launch
 
 
 def test_the_longest_launch_of_the_kernel_with_most_time_is_counted_among_its_namesakes_of_the_step(tmp_path):
@@ -86,7 +86,7 @@ def test_the_command_names_step_function_and_launch():
 
 def test_a_function_name_is_taken_literally_and_stays_one_word():
     name = "a$b; rm -rf .*[x]'"
-    pattern = next(each for each in shlex.split(ncu_command(KernelLaunch(name, name, 1, 0))) if "regex" in each)
+    pattern = next(item for item in shlex.split(ncu_command(KernelLaunch(name, name, 1, 0))) if "regex" in item)
     assert re.fullmatch(pattern.removeprefix("regex:"), name)
     assert not re.fullmatch(pattern.removeprefix("regex:"), name.replace(".", "x"))
 
@@ -95,6 +95,6 @@ def test_a_function_name_is_taken_literally_and_stays_one_word():
 def test_a_recorded_trace_names_a_launch_inside_its_steps():
     analysis = analyze(read_trace(GPU_TRACES / "v100-resnet-ns.pt.trace.json.gz"))
     launch = analysis.slowest_launch
-    slowest = max((each for each in analysis.kernels if each.kind == "compute"), key=lambda kernel: kernel.total_ns)
+    slowest = max((item for item in analysis.kernels if item.kind == "compute"), key=lambda kernel: kernel.total_ns)
     assert launch.kernel == slowest.name
     assert launch.step in analysis.step_numbers and launch.function == "vectorized_elementwise_kernel"

@@ -108,7 +108,7 @@ def test_each_rank_of_a_job_tells_which_one_it_is(tmp_path, rank):
 
 def test_changes_of_memory_are_a_table_of_their_own(tmp_path):
     changes = (11.5, 4096, 512, 512, 1), (12, 4096, -512), (13, 4096, 2**70, None, 0)
-    memory = read_trace(write(tmp_path, event("op", 10, 1), *(memory_change(*each) for each in changes))).memory
+    memory = read_trace(write(tmp_path, event("op", 10, 1), *(memory_change(*change) for change in changes))).memory
     assert memory.start_ns.tolist() == [1500, 2000, 3000]
     assert memory.bytes.tolist() == [512, -512, -1]
     assert memory.device.tolist() == [1, -1, 0]

@@ -343,7 +343,7 @@ def test_the_report_is_the_text_on_the_terminal_and_json_one_object_with_every_c
     assert script.main([str(results), "--json", "--analysis"]) == 1
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert (found["kind"], found["verdict"], found["run"]) == ("profile_check", "fault", str(results))
-    [fault] = [each for each in found["checks"] if each["is_fatal"]]
+    [fault] = [item for item in found["checks"] if item["is_fatal"]]
     assert (fault["what"], fault["file"], fault["state"]) == ("size", STACKS, "fault")
     assert fault["text"].startswith("it has 0 bytes") and AGAIN.endswith(fault["remedy"])
     assert {"bound", "gains"} <= set(found["analysis"]["verdict"]) and found["analysis"]["steps"]["numbers"]

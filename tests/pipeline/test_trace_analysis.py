@@ -38,7 +38,7 @@ ELEMENTWISE = (
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Command:
     def start(*arguments: Any) -> tuple[int, str, str]:
-        code = importlib.import_module("scripts.analyze_trace").main([str(each) for each in arguments])
+        code = importlib.import_module("scripts.analyze_trace").main([str(argument) for argument in arguments])
         return code, *capsys.readouterr()
 
     return start
@@ -355,7 +355,7 @@ def test_a_diff_warns_before_its_first_number_and_says_what_the_change_is_of(run
     made_of = " ".join(shown.partition("One trace is one sample")[0].split())
     assert "- 0.1500 ms more communication, mostly aten::mm (+0.1500 ms)" in made_of
     told = json.loads(run(a, "--diff", b, "--json")[1], parse_constant=pytest.fail)
-    assert [each["kind"] for each in told["unlike"]] == ["device"]
+    assert [item["kind"] for item in told["unlike"]] == ["device"]
     [part] = [part for part in told["parts"] if part["name"] == "communication"]
     assert part["change_ms"] == pytest.approx(0.15) and part["mostly"]["name"] == "aten::mm"
 
@@ -366,7 +366,7 @@ def test_the_processes_of_one_file_stand_side_by_side(run: Command, tmp_path: Pa
     code, shown, _ = run(path)
     assert (code, "2 traces" in shown, "process 2" in shown) == (0, True, True)
     told = json.loads(run(path, "--json")[1])
-    assert [each["process"] for each in told["traces"]] == ["1", "2"]
+    assert [trace["process"] for trace in told["traces"]] == ["1", "2"]
     code, _, notes = run(path, "--diff", path)
     assert (code, "give the file of one process" in notes) == (2, True)
 
@@ -411,7 +411,7 @@ def test_real_traces_are_told_within_the_width_of_a_page() -> None:
         traces += examination.traces
     assert widest("\n".join(text.pair_lines(Pair(traces[0], traces[2]), top=100))) <= WIDEST
     assert [trace.is_inconclusive for trace in (traces[0], traces[2])] == [False, False]
-    assert [each.kind for each in traces[1].analysis.findings] == ["backlog"]
+    assert [finding.kind for finding in traces[1].analysis.findings] == ["backlog"]
 
 
 def test_the_script_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Compared:
 
     def __str__(self) -> str:
         told = ", ".join(f"{kind} {gain:.2f}" for kind, gain in self.told)
-        true = ", ".join(f"{kind} {gain:.2f}" for kind, gain in sorted(self.true.items(), key=lambda each: -each[1]))
+        true = ", ".join(f"{kind} {gain:.2f}" for kind, gain in sorted(self.true.items(), key=lambda item: -item[1]))
         return f"{self.name}: told {told or 'nothing'}; true {true}"
 
 
@@ -82,7 +82,7 @@ def compare(program: Program, folder: Path, rank: int = 0) -> Compared:
     if not program.has_device:  # nothing can be advised about what is not known, and yet it is what comes first
         unknown = analysis.devices[0].causes_ns["untraced"]
         told = sorted(
-            [*told, ("untraced", whole.length(rank) / (whole.length(rank) - unknown))], key=lambda each: -each[1]
+            [*told, ("untraced", whole.length(rank) / (whole.length(rank) - unknown))], key=lambda item: -item[1]
         )
     true = true_gains(program, whole, rank)
     best = max(true.values(), default=1.0)
@@ -118,17 +118,17 @@ def summary(compared: Iterable[Compared], examples: int = 3) -> Summary:
     every = list(compared)
     wrong: Counter[str] = Counter()
     kept: list[str] = []
-    for each in every:
-        best = max(each.true, key=lambda kind: each.true[kind], default="nothing")
-        what = [] if each.first_is_best else [f"first {each.told[0][0] if each.told else 'nothing'} instead of {best}"]
-        for mistake in (*what, *(f"{kind} gains more than its bound" for kind in each.over_bound)):
+    for item in every:
+        best = max(item.true, key=lambda kind: item.true[kind], default="nothing")
+        what = [] if item.first_is_best else [f"first {item.told[0][0] if item.told else 'nothing'} instead of {best}"]
+        for mistake in (*what, *(f"{kind} gains more than its bound" for kind in item.over_bound)):
             wrong[mistake] += 1
             if wrong[mistake] <= examples:
-                kept.append(f"{mistake}: {each}")
+                kept.append(f"{mistake}: {item}")
     return Summary(
         programs=len(every),
-        first_is_best=sum(each.first_is_best for each in every),
-        within_bounds=sum(not each.over_bound for each in every),
+        first_is_best=sum(item.first_is_best for item in every),
+        within_bounds=sum(not item.over_bound for item in every),
         wrong=wrong,
         examples=tuple(kept),
     )

@@ -92,15 +92,15 @@ class BruteForce:
         self.work = sorted((e for e in events if e.category in DEVICE), key=lambda e: (e.start, e.place))
         self.call_of: dict[Event, Event | None] = {}
         by_correlation: dict[int, Event] = {}
-        for each in events:
-            if each.category in CALLS and "correlation" in each.args:
-                by_correlation.setdefault(each.args["correlation"], each)
-        for each in self.work:
-            self.call_of[each] = by_correlation.get(each.args.get("correlation", -1))
+        for event in events:
+            if event.category in CALLS and "correlation" in event.args:
+                by_correlation.setdefault(event.args["correlation"], event)
+        for item in self.work:
+            self.call_of[item] = by_correlation.get(item.args.get("correlation", -1))
         on_thread = defaultdict(list)
-        for each in events:
-            if each.category in HOST:
-                on_thread[each.thread].append(each)
+        for event in events:
+            if event.category in HOST:
+                on_thread[event.thread].append(event)
         self.threads = {thread: Thread(of_thread) for thread, of_thread in on_thread.items()}
         self.main = next(iter(self.main_threads()), None)
         self.steps, self.edges, self.end = self._window()
@@ -108,7 +108,7 @@ class BruteForce:
 
     def main_threads(self) -> list[tuple]:
         """Return the threads with the most marks, or events; where there are several, `main` may be any of them."""
-        lasting = {thread for thread, each in self.threads.items() if each.moments}
+        lasting = {thread for thread, item in self.threads.items() if item.moments}
         marks = Counter(e.thread for e in self.events if STEP.fullmatch(e.name) and e.thread in lasting)
         marks = marks or Counter(e.thread for e in self.events if e.thread in lasting)
         return [thread for thread, count in marks.items() if count == max(marks.values())]
@@ -120,10 +120,10 @@ class BruteForce:
             seen = [e for e in self.events if e.category in HOST + DEVICE]
             return [], [min((e.start for e in seen), default=0)], max((e.end for e in seen), default=0)
         begun: dict[int, int] = {}
-        for each in marks:
-            number = int(each.name.partition("#")[2])
-            begun[number] = min(begun.get(number, each.start), each.start)
-        last = max(each.end for each in marks)
+        for mark in marks:
+            number = int(mark.name.partition("#")[2])
+            begun[number] = min(begun.get(number, mark.start), mark.start)
+        last = max(mark.end for mark in marks)
         launched = [e.end for e in self.work if self.call_of[e] and self.call_of[e].start < last]
         steps = sorted(begun, key=lambda number: (begun[number], number))
         return steps, [begun[number] for number in steps] + [last], max([last, *launched])
@@ -154,8 +154,8 @@ class BruteForce:
         gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
         lasting = sorted(lasting, key=lambda e: (e.start, self._launched(e)))
         first_at: dict[int, Event] = {}
-        for each in lasting:
-            first_at.setdefault(each.start, each)
+        for item in lasting:
+            first_at.setdefault(item.start, item)
         longest = []
         for start, end in gaps:
             ender = first_at.get(end) if end < self.end else None
@@ -169,14 +169,14 @@ class BruteForce:
         steps = self._steps(exposed, tuple(by_kind), idle)
         length = self.end - self.start
         parts = min(SPANS, max(1, length))
-        ticks = [self.start + each * length // parts for each in range(parts + 1)]
+        ticks = [self.start + item * length // parts for item in range(parts + 1)]
         found = {
             "busy_ns": total(busy),
             "idle_ns": total(gaps),
             "gaps": len(gaps),
             "by_kind_ns": {kind: total(spans) for kind, spans in by_kind.items()},
             "exposed_ns": whole(exposed, tuple(by_kind)),
-            "longest": sorted(longest, key=lambda each: (-each[1], each[0]))[:5],
+            "longest": sorted(longest, key=lambda item: (-item[1], item[0]))[:5],
             "steps": steps,
             "quartiles": quartiles(steps),
             "timeline": (ticks, per_span(exposed, tuple(by_kind), ticks), per_span(idle, ("idle",), ticks)),
@@ -197,10 +197,10 @@ class BruteForce:
 
     def devices(self) -> dict[int | None, dict[str, Any]]:
         members = defaultdict(list)
-        for each in self.work:
-            pid = each.thread[0]
-            members[each.args.get("device", pid if isinstance(pid, int) else 0)].append(each)
-        return {number: self.device(each) for number, each in members.items()} or {None: self.host()}
+        for item in self.work:
+            pid = item.thread[0]
+            members[item.args.get("device", pid if isinstance(pid, int) else 0)].append(item)
+        return {number: self.device(item) for number, item in members.items()} or {None: self.host()}
 
     def launches(self) -> dict[str, Any]:
         def inside(each: Event) -> bool:

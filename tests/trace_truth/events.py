@@ -53,7 +53,7 @@ def exact_times(text: bytes | str) -> tuple[list[int], list[int]]:
 
 def load(text: bytes | str) -> list[Event]:
     found = json.loads(text, parse_float=Decimal)
-    rows = [each for each in (found["traceEvents"] if isinstance(found, dict) else found) if each.get("ph") == "X"]
+    rows = [item for item in (found["traceEvents"] if isinstance(found, dict) else found) if item.get("ph") == "X"]
     events = [
         Event(
             place=place,
@@ -66,9 +66,9 @@ def load(text: bytes | str) -> list[Event]:
         )
         for place, row in enumerate(rows)
     ]
-    base = min((each.start for each in events), default=0)
-    for each in events:
-        each.start -= base
+    base = min((event.start for event in events), default=0)
+    for event in events:
+        event.start -= base
     return events
 
 
@@ -82,8 +82,8 @@ class Thread:
     """The innermost event of one thread at each moment, and who encloses whom."""
 
     def __init__(self, events: list[Event]) -> None:
-        lasting = sorted((each for each in events if each.length > 0), key=lambda e: (e.start, -e.length, e.place))
-        self.moments = sorted({moment for each in lasting for moment in (each.start, each.end)})
+        lasting = sorted((event for event in events if event.length > 0), key=lambda e: (e.start, -e.length, e.place))
+        self.moments = sorted({moment for item in lasting for moment in (item.start, item.end)})
         self.innermost: list[Event | None] = []
         running: list[tuple[int, int, int, Event]] = []
         waiting = lasting[::-1]
@@ -95,9 +95,9 @@ class Thread:
                 each.parent = running[0][3] if running else None
                 heapq.heappush(running, (-each.start, each.length, -each.place, each))
             self.innermost.append(running[0][3] if running else None)
-        for each in events:
-            if each.length <= 0:
-                each.parent = self.at(each.start)
+        for event in events:
+            if event.length <= 0:
+                event.parent = self.at(event.start)
 
     def at(self, moment: int) -> Event | None:
         place = bisect.bisect_right(self.moments, moment) - 1
@@ -109,4 +109,4 @@ def is_operator(event: Event) -> bool:
 
 
 def operator_of(event: Event | None) -> Event | None:
-    return None if event is None else next((each for each in event.chain() if is_operator(each)), None)
+    return None if event is None else next((item for item in event.chain() if is_operator(item)), None)

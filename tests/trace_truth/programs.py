@@ -212,7 +212,7 @@ def random_program(seed: int) -> Program:
         collective = Collective("bucket", int(device_ms * scaled(0.05, 1) * MS), 1, int(peer_ms * MS))
         part = backward(device_ms / 2 / buckets, max(1, count // buckets))
         return sequence(
-            *(each for _ in range(buckets) for each in (part, on_thread(AUTOGRAD, all_reduce(collective)))),
+            *(entry for _ in range(buckets) for entry in (part, on_thread(AUTOGRAD, all_reduce(collective)))),
             wait_event("reduced", COMPUTE),
         )
 

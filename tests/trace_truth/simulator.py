@@ -538,7 +538,7 @@ def stream_synchronize(stream: int = COMPUTE) -> Action:
 
 def device_synchronize(*then: Action, cause: str = "synchronisation", name: str = "cudaDeviceSynchronize") -> Action:
     def wait(thread: Thread) -> Plan:
-        streams = [each for (rank, _), each in thread.machine.last.items() if rank == thread.rank]
+        streams = [entry for (rank, _), entry in thread.machine.last.items() if rank == thread.rank]
         yield from thread.wait(streams, cause)
 
     return call(name, wait, *then, cause=cause)
