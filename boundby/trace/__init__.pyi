@@ -14,14 +14,12 @@ from .difference import StepSpread as StepSpread
 from .difference import TimeChange as TimeChange
 from .difference import Unlike as Unlike
 from .difference import diff as diff
-from .intervals import host_tree as host_tree
 from .kernels import LaunchStats as LaunchStats
 from .kernels import Spread as Spread
 from .kernels import least_wait_ns as least_wait_ns
 from .kernels import ncu_command as ncu_command
 from .kernels import waits_ns as waits_ns
 from .linking import by_process as by_process
-from .linking import links as links
 from .memory import MEMORY_COLUMNS as MEMORY_COLUMNS
 from .memory import memory_page as memory_page
 from .memory import memory_rows as memory_rows
@@ -40,10 +38,10 @@ from .operators import folded_stacks as folded_stacks
 from .operators import frame_name as frame_name
 from .operators import op_stats as op_stats
 from .removal import HOST_CAUSES as HOST_CAUSES
+from .structure import Structure as Structure
 from .table import DEVICE_CATEGORIES as DEVICE_CATEGORIES
 from .table import Trace as Trace
 from .table import read_trace as read_trace
 from .table import step_count as step_count
 from .windows import EXCLUDED as EXCLUDED
-from .windows import window as window
 from .windows import without_excluded as without_excluded

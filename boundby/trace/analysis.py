@@ -19,7 +19,7 @@ from boundby.trace.kernels import (
     launch_stats,
     slowest_launch,
 )
-from boundby.trace.links import KINDS, Links, host_collectives
+from boundby.trace.linking import KINDS, Links, host_collectives
 from boundby.trace.memory import MemoryUse, memory_use
 from boundby.trace.operators import (
     AnnotationStat,
@@ -33,7 +33,7 @@ from boundby.trace.operators import (
 from boundby.trace.removal import HOST_CAUSES, Playback
 from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.window import Window, without_excluded
+from boundby.trace.windows import Window, without_excluded
 
 HOST_KIND = "operators"
 MOST_SPANS = 400  # of the timeline: more are not told apart in a picture

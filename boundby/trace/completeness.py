@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from boundby.trace.kernels import LaunchStats
-from boundby.trace.links import Links
+from boundby.trace.linking import Links
 from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, HOST_CATEGORIES, LAUNCH_CATEGORIES, PYTHON_FRAME, Trace
 from boundby.trace.windows import Window

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from boundby.trace.intervals import distinct
-from boundby.trace.links import KINDS, Links
+from boundby.trace.linking import KINDS, Links
 from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, Trace
 from boundby.trace.windows import Window

@@ -29,7 +29,7 @@ from boundby.trace.gaps import (
     host_pieces,
 )
 from boundby.trace.intervals import Intervals, distinct, sums, union
-from boundby.trace.links import KINDS
+from boundby.trace.linking import KINDS
 from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, Trace
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from boundby.trace.activity import Activity, host_activity
 from boundby.trace.intervals import HostTree, host_tree
-from boundby.trace.links import Links, kinds_of_work, links
+from boundby.trace.linking import Links, kinds_of_work, links
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.window import Window, window
+from boundby.trace.windows import Window, window
 
 
 class Structure:

@@ -35,15 +35,16 @@ from boundby.capture import (
     nsight_variable,
     trace_limit,
 )
-from boundby.integrations.timed_methods import TimedMethods
-from boundby.integrations.transformers_hooks import HookMarks
-from boundby.patches import Patches, Wrapper
-from boundby.remarks import Remarks, Say
-from boundby.trace import op_stats, read_trace
-from boundby.trace.memory import memory_page, memory_use
-from boundby.trace.operator_table import table_lines, table_rows
-from boundby.trace.structure import Structure
-from boundby.trace.window import without_excluded
+from boundby.trace import (
+    Structure,
+    memory_page,
+    memory_use,
+    op_stats,
+    read_trace,
+    table_lines,
+    table_rows,
+    without_excluded,
+)
 from boundby.training import stages
 from boundby.training.manager import ManagerOptions, ProfilerManager
 from boundby.training.results import give_name
@@ -96,18 +97,8 @@ def write_iteration(
     def guard(what: str) -> Guard:
         return remarks.guard(f"{folder.name}: {what}")
 
-    def write_key_averages() -> None:
-        """Write the operators by shapes and stack; several processes write a table each."""
-        lines = table_lines(table_rows(op_stats(own_trace(), ("shapes", "stack"))))
-        name = file_name(KEY_AVERAGES, manifest.rank, manifest.world_size)
-        files.write_text(folder / name, "\n".join([*lines, ""]))
-
-    def write_memory_timeline() -> None:
-        trace = own_trace()
-        uses = memory_use(Structure(trace))
-        files.write_text(path(MEMORY_TIMELINE), memory_page(uses, f"Memory of rank {manifest.rank}, {folder.name}"))
-
-    attempt("trace", lambda: give_name(trace_path, path(TRACE)))
+    with guard("trace"):
+        give_name(trace_path, path(TRACE))
     if exports.key_averages:
         with guard(KEY_AVERAGES):  # by shapes and stack; several processes write a table each
             lines = table_lines(table_rows(op_stats(own_trace(), ("shapes", "stack"))))
@@ -116,7 +107,7 @@ def write_iteration(
     if exports.memory_timeline:
         with guard("memory timeline"):
             trace = own_trace()
-            uses = memory_use(trace, host_tree(trace), window(trace, links(trace)))
+            uses = memory_use(Structure(trace))
             files.write_text(path(MEMORY_TIMELINE), memory_page(uses, f"Memory of rank {manifest.rank}, {folder.name}"))
     if exports.memory_timeline and snapshot:
         with guard("memory snapshot"):
