@@ -44,8 +44,6 @@ LONGEST_DURATION_US = 2.0**46 / 1000  # 19 hours: the sum of 100,000 such durati
 LONGEST_US = 2.0**61 / 1000  # 73 years: int64 nanoseconds also hold the difference of two such times plus a third
 MOST_DIGITS = 16  # of the whole µs below LONGEST_US
 FRACTION_DIGITS = 3
-PLAIN = np.zeros(256, dtype=np.int64)
-PLAIN[list(b"0123456789.,")] = 1
 
 
 class NotATrace(ValueError):
@@ -331,36 +329,18 @@ def whole_nanoseconds(microseconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def exact_nanoseconds(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Return decimal texts of µs as int64 ns without a detour over doubles that are too coarse, and the usable ones."""
-    joined = b",".join(texts)
-    characters = np.frombuffer(joined + b",", dtype=np.uint8)
-    aligned = _aligned(characters, len(texts))
+    aligned = _aligned(np.frombuffer(b",".join(texts) + b",", dtype=np.uint8), len(texts))
     if aligned is not None:
         return aligned, np.ones(len(texts), dtype=bool)
-    end = np.flatnonzero(characters == ord(","))
-    if len(end) != len(texts) or not len(texts):
-        return _one_by_one(texts)
-    start = np.concatenate([[0], end[:-1] + 1])
-    point = end.copy()
-    points = np.flatnonzero(characters == ord("."))
-    of_row = np.searchsorted(end, points)
-    point[of_row] = points
-    odd = np.zeros(len(end), dtype=bool)  # a sign, an exponent, quotes, nothing at all, or too long
-    if PLAIN @ np.bincount(characters, minlength=256) != len(characters):
-        odd |= np.add.reduceat(PLAIN[characters] == 0, start) > 0
-    if (of_row[1:] == of_row[:-1]).any():
-        odd |= np.add.reduceat(characters == ord("."), start) > 1
-    odd |= (point == start) | (point - start > MOST_DIGITS)
-    numbers = _digit_by_digit(characters, start, point, end)
-    usable = np.ones(len(end), dtype=bool)
-    for row in np.flatnonzero(odd).tolist():
-        numbers[row : row + 1], usable[row : row + 1] = _one_by_one([texts[row]])
-    return numbers, usable
+    numbers = [_nanoseconds(bytes(text)) for text in texts]
+    usable = np.array([number is not None for number in numbers], dtype=bool)
+    return np.array([number or 0 for number in numbers], dtype=np.int64), usable
 
 
 def _aligned(characters: np.ndarray, count: int) -> np.ndarray | None:
     """Return the numbers where all have as many digits before and behind the point; None where they do not.
 
-    They do in traces that count from 1970, and in nearly all pieces of others: a tenth of the time of the general way.
+    They do in traces that count from 1970, and in nearly all pieces of others: far faster than one by one.
     """
     width, rest = divmod(len(characters), max(count, 1))
     if rest or width < 2:
@@ -383,34 +363,19 @@ def _aligned(characters: np.ndarray, count: int) -> np.ndarray | None:
     return numbers
 
 
-def _digit_by_digit(characters: np.ndarray, start: np.ndarray, point: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the numbers whose digits stand from `start` to `point` and behind it to `end`, times 1000 and rounded."""
-    digits = characters.astype(np.int64) - ord("0")
-    numbers: np.ndarray = np.zeros(len(end), dtype=np.int64)
-    length = point - start
-    last = len(digits) - 1
-    for digit in range(min(int(length.max()), MOST_DIGITS)):
-        has_digit = length > digit
-        numbers = np.where(has_digit, 10 * numbers + digits[np.minimum(start + digit, last)], numbers)
-    for digit in range(1, FRACTION_DIGITS + 1):
-        at = point + digit
-        numbers = 10 * numbers + np.where(at < end, digits[np.minimum(at, last)], 0)
-    after = point + FRACTION_DIGITS + 1
-    numbers += (after < end) & (digits[np.minimum(after, last)] >= 5)
-    return numbers
-
-
-def _one_by_one(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def _nanoseconds(text: bytes) -> int | None:
+    """Return one text of µs as ns, rounded; None for what is no number of at most 73 years."""
+    whole, _, fraction = text.partition(b".")
+    if whole.isdigit() and len(whole) <= MOST_DIGITS and (fraction + b"0").isdigit():
+        return int(whole + (fraction + b"000")[:FRACTION_DIGITS]) + (
+            fraction[FRACTION_DIGITS : FRACTION_DIGITS + 1] >= b"5"
+        )
     from decimal import Decimal  # rare, and worth 3 ms of every start
 
-    numbers = np.zeros(len(texts), dtype=np.int64)
-    usable = np.zeros(len(texts), dtype=bool)
-    for row, text in enumerate(texts):
-        try:
-            microseconds = Decimal(bytes(text).decode().strip('"'))
-            if microseconds.is_finite() and abs(microseconds) < LONGEST_US:
-                numbers[row] = int((microseconds * 1000).to_integral_value())
-                usable[row] = True
-        except (ArithmeticError, UnicodeDecodeError):  # no number, or one with an absurd exponent
-            continue
-    return numbers, usable
+    try:
+        microseconds = Decimal(text.decode().strip('"'))
+        if microseconds.is_finite() and abs(microseconds) < LONGEST_US:
+            return int((microseconds * 1000).to_integral_value())
+    except (ArithmeticError, UnicodeDecodeError):  # no number, or one with an absurd exponent
+        pass
+    return None
