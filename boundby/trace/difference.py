@@ -352,7 +352,7 @@ class _Contributions:
         )
         known = {caller: (abs(b.get(caller, 0.0) - a.get(caller, 0.0)), b.get(caller, 0.0)) for caller in {**a, **b}}
         most = max(known, key=lambda caller: known[caller], default=None)
-        return most if most is not None and any(most) else None
+        return most if most is not None and (most.operator or most.location) else None
 
 
 def _parts(changes: Sequence[TimeChange], contributions: _Contributions) -> tuple[Part, ...]:

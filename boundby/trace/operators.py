@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -380,7 +380,7 @@ def _outwards(row: int, parent: dict[int, int]) -> list[int]:
     return chain
 
 
-class Caller(NamedTuple):
+class Caller(msgspec.Struct, frozen=True):
     """Who calls an operator: the operator around it, and where in the program; None where the trace does not tell."""
 
     operator: str | None

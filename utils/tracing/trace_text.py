@@ -485,7 +485,7 @@ def _part_text(part: "Part") -> str:
     text = f"{text}, mostly {clean(frame_name(by.name), LONGEST_CONTRIBUTOR)} ({', '.join(known)})"
     if by.caller is None:
         return text
-    callers = [frame_name(name) for name in by.caller if name]
+    callers = [frame_name(name) for name in (by.caller.operator, by.caller.location) if name]
     return f"{text}, called from {clean(' in '.join(callers), LONGEST_CONTRIBUTOR)}"
 
 
