@@ -21,10 +21,10 @@ from .kernels import ncu_command as ncu_command
 from .kernels import waits_ns as waits_ns
 from .linking import by_process as by_process
 from .memory import MEMORY_COLUMNS as MEMORY_COLUMNS
-from .memory import memory_page as memory_page
 from .memory import memory_rows as memory_rows
 from .memory import memory_size as memory_size
 from .memory import memory_use as memory_use
+from .memory_html import memory_page as memory_page
 from .operator_table import OPERATOR_COLUMNS as OPERATOR_COLUMNS
 from .operator_table import by_name as by_name
 from .operator_table import operator_rows as operator_rows

@@ -1,4 +1,4 @@
-"""The allocated memory over the time of a trace, whose it was when there was most of it, and a page that shows it.
+"""The allocated memory over the time of a trace, and which operators and stages had allocated it at the peak.
 
 A GPU's allocator reports all that is allocated on the device. That of the host counts what it handed out while torch
 was recording, and misses what was freed between two recordings; so only what was allocated inside the trace counts
@@ -6,13 +6,13 @@ there, and `earlier_bytes` is not known.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from boundby.formatting import NOTHING, clean, number
+from boundby.formatting import number
 from boundby.trace.intervals import HostTree, distinct, sums
 from boundby.trace.operators import MODULE, is_module, names_of
 from boundby.trace.structure import Structure
@@ -20,39 +20,11 @@ from boundby.trace.table import ABSENT, ANNOTATION, MemoryTable, Trace
 from boundby.trace.windows import Window
 
 STAGE = re.compile("^stage: ")  # the ranges that mark the stages of a training step
-# What outlives the stage that allocates it is mostly of one kind.
-KINDS = {
-    "forward": "activations",
-    "backward": "gradients",
-    "optimizer": "state of the optimizer, and what the update needs meanwhile",
-    "h2d": "the batch",
-    "data": "the batch",
-}
 MEMORY_COLUMNS = ("device", "time_ms", "allocated_bytes", "reserved_bytes")
 MOST_OWNERS = 10
 MOST_POINTS = 2000  # of the timeline: more are not told apart in a picture
 LEAST_STEPS = 3  # to see whether memory grows
-WIDTH, HEIGHT = 1000, 260  # of a curve, in its own units
-LONGEST_NAME = 90
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }}
-svg {{ width: 100%; height: auto; background: #fafafa; border: 1px solid #ddd; }}
-.allocated {{ fill: #0072b2; fill-opacity: .18; stroke: #0072b2; stroke-width: 1.5; }}
-.reserved {{ fill: none; stroke: #e69f00; stroke-width: 1.5; stroke-dasharray: 6 4; }}
-.peak {{ stroke: #b00020; stroke-width: 1; }}
-table {{ border-collapse: collapse; }} td, th {{ padding: .1em .8em; text-align: left; border-bottom: 1px solid #eee; }}
-td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
-</style></head><body>
-<h1>{title}</h1>
-{body}
-</body></html>
-"""
-# Every analysis imports this module, and importing `html` takes 2 ms.
-ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 # What these allocate belongs to the operator that called them; they do nothing else.
 ALLOCATING = frozenset(
     f"aten::{name}"
@@ -277,77 +249,6 @@ def _timeline(changes: _Changes, peak: int) -> MemoryTimeline:
         allocated_bytes=tuple(changes.allocated[chosen].tolist()),
         reserved_bytes=None if changes.reserved is None else tuple(changes.reserved[chosen].tolist()),
     )
-
-
-def memory_page(uses: Sequence[MemoryUse], title: str) -> str:
-    """Return the page. Raises ValueError where no memory was recorded: there is nothing to show."""
-    if not uses:
-        raise ValueError("the trace holds no allocation: its steps made none, or memory was not recorded")
-    body = "\n".join(line for use in uses for line in _device(use))
-    return PAGE.format(title=clean(title).translate(ESCAPED), body=body)
-
-
-def _device(use: MemoryUse) -> Iterator[str]:
-    name = "Host" if use.device is None else f"Device {use.device}"
-    first, last = use.timeline.times_ns[0], use.timeline.times_ns[-1]
-    after = number((use.peak_ns - first) / 1e6)
-    yield f"<h2>{name}: at most {memory_size(use.peak_bytes)}, {after} ms after the start</h2>"
-    yield f"<p>{use.allocations:,} allocations of {memory_size(use.allocated_bytes)}, {use.frees:,} frees of "
-    yield f"{memory_size(use.freed_bytes)}. {_counted(use)}</p>"
-    yield _curve(use)
-    yield f"<p>From the first change to the last one: {number((last - first) / 1e6)} ms. {_legend(use)}</p>"
-    if use.by_stage:
-        yield "<h3>What it is at the peak, by the stage that allocated it</h3><table>"
-        for stage, size in use.by_stage:
-            label = f"{stage}: {KINDS[stage]}" if stage in KINDS else stage or "in no stage"
-            what = clean(label, LONGEST_NAME).translate(ESCAPED)
-            yield f'<tr><td class="number">{memory_size(size)}</td><td>{what}</td></tr>'
-        if use.earlier_bytes:
-            what = "from before the trace: parameters, the state of the optimizer, and what else was there"
-            yield f'<tr><td class="number">{memory_size(use.earlier_bytes)}</td><td>{what}</td></tr>'
-        yield "</table>"
-    yield "<h3>Whose it is at the peak</h3>"
-    yield "<table><tr><th>bytes</th><th>allocations</th><th>operator</th><th>in</th></tr>"
-    for owner in use.owners:
-        cells = (owner.operator or "outside of operators", owner.inside or NOTHING)
-        numbers = f'<td class="number">{memory_size(owner.bytes)}</td><td class="number">{owner.allocations:,}</td>'
-        names = "".join(f"<td>{clean(cell, LONGEST_NAME).translate(ESCAPED)}</td>" for cell in cells)
-        yield f"<tr>{numbers}{names}</tr>"
-    for size, what in ((use.others_bytes, "others of the trace"), (use.earlier_bytes or 0, "from before the trace")):
-        if size:
-            yield f'<tr><td class="number">{memory_size(size)}</td><td></td><td colspan="2">{what}</td></tr>'
-    yield "</table>"
-
-
-def _counted(use: MemoryUse) -> str:
-    if use.earlier_bytes is None:
-        return "What was allocated before the trace began is not known here, and not counted."
-    return "All that the allocator had handed out is counted."
-
-
-def _legend(use: MemoryUse) -> str:
-    reserved = "" if use.timeline.reserved_bytes is None else "; dashed: reserved by the allocator"
-    return f"Filled: allocated{reserved}; red: the peak."
-
-
-def _curve(use: MemoryUse) -> str:
-    """Return the picture: steps, since memory keeps its size between two changes."""
-    timeline = use.timeline
-    first, last = timeline.times_ns[0], timeline.times_ns[-1]
-    top = 1.05 * max(use.peak_bytes, use.peak_reserved_bytes or 0) or 1.0
-    across = WIDTH / max(last - first, 1)
-
-    def line(sizes: Sequence[int]) -> str:
-        x = [round((time - first) * across, 1) for time in timeline.times_ns]
-        y = [round(HEIGHT * (1 - size / top), 1) for size in sizes]
-        return f"M{x[0]},{y[0]}" + "".join(f"H{at}V{high}" for at, high in zip(x[1:], y[1:], strict=True)) + f"H{WIDTH}"
-
-    peak = round((use.peak_ns - first) * across, 1)
-    paths = f'<path class="allocated" d="{line(timeline.allocated_bytes)}V{HEIGHT}H0Z"/>'
-    if timeline.reserved_bytes is not None:
-        paths += f'<path class="reserved" d="{line(timeline.reserved_bytes)}"/>'
-    paths += f'<path class="peak" d="M{peak},0V{HEIGHT}"/>'
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="memory over time">{paths}</svg>'
 
 
 def memory_size(in_bytes: int) -> str:

@@ -18,9 +18,9 @@ from boundby.trace.memory import (
     MemoryOwner,
     MemoryTimeline,
     MemoryUse,
-    memory_page,
     memory_rows,
 )
+from boundby.trace.memory_html import memory_page
 from tests.traces import REPOSITORY, analysis_of, event, memory_change, step
 from tests.web_page import WebPage
 
