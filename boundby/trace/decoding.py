@@ -38,7 +38,7 @@ LONGEST_LITERAL = 16  # characters: "-Infinity", an escape; an error so near to 
 NEAR_THE_END_BYTES = 4096  # of a chunk, searched first for the end of its last event
 FILLING = re.compile(r"[^\s,]")
 # The phases of the Chrome trace format without a duration: instants, counters, flows, metadata, objects, ...
-OTHER_PHASES = "IMPCsftbneSTpFNODRcVv()a"
+OTHER_PHASES = "BEIMPCsftbneSTpFNODRcVv()a"
 NAMED = 80  # characters of a text that a message quotes
 LONGEST_DURATION_US = 2.0**46 / 1000  # 19 hours: the sum of 100,000 such durations is an int64 as well
 LONGEST_US = 2.0**61 / 1000  # 73 years: int64 nanoseconds also hold the difference of two such times plus a third
@@ -53,7 +53,7 @@ class NotATrace(ValueError):
 class Fault(msgspec.Struct, frozen=True):
     """What of a file could not be read. `events` are left out; None: all that the file lacks."""
 
-    kind: Literal["cut_short", "damaged", "untimed", "unpaired"]
+    kind: Literal["cut_short", "damaged", "untimed"]
     events: int | None
     text: str
 
@@ -100,16 +100,6 @@ class Complete(Timed, gc=False, tag_field="ph", tag="X"):
     args: Args | None = None
 
 
-class Begin(Timed, gc=False, tag_field="ph", tag="B"):
-    """The start of a span whose end is an event of its own."""
-
-    args: Args | None = None
-
-
-class End(Timed, gc=False, tag_field="ph", tag="E"):
-    """The end of the innermost span that its thread has begun."""
-
-
 class Instant(Timed, gc=False, tag_field="ph", tag="i"):
     """A point in time."""
 
@@ -123,7 +113,7 @@ class Header(msgspec.Struct):
     devices: list[dict[str, Any]] | None = msgspec.field(default=None, name="deviceProperties")
 
 
-Event = Complete | Begin | End | Instant
+Event = Complete | Instant
 _PHASES: Any = Event
 for _phase in OTHER_PHASES:
     _PHASES |= msgspec.defstruct(f"Phase{ord(_phase)}", [], gc=False, tag_field="ph", tag=_phase)
