@@ -327,7 +327,7 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("case", "theirs", "ours", "said"),
+    ("case", "theirs", "ours", "text"),
     [
         ("alone", [1], 2, None),  # it ended before ours began
         ("around", [RIVAL_STEPS], 0, HINDERED),
@@ -340,13 +340,13 @@ def outcomes(tmp_path_factory):
         ("before_in_another_thread", [1], 0, HINDERED),
     ],
 )
-def test_theirs_records_every_step_of_its_own_and_ours_gives_way(outcomes, case, theirs, ours, said):
-    found = json.loads((outcomes / f"{case}.json").read_text())
-    assert (found["theirs"], found["ours"], found["traced"]) == (theirs, ours, ours)
-    assert [downgrade for downgrade in found["downgrades"] if downgrade in (HINDERED, BEGUN)] == [
-        item for item in [said] if item
+def test_theirs_records_every_step_of_its_own_and_ours_gives_way(outcomes, case, theirs, ours, text):
+    document = json.loads((outcomes / f"{case}.json").read_text())
+    assert (document["theirs"], document["ours"], document["traced"]) == (theirs, ours, ours)
+    assert [downgrade for downgrade in document["downgrades"] if downgrade in (HINDERED, BEGUN)] == [
+        item for item in [text] if item
     ]
-    assert found["later"] == 1, "a profiler that comes later records as if nothing had been"
+    assert document["later"] == 1, "a profiler that comes later records as if nothing had been"
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler")

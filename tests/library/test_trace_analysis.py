@@ -80,9 +80,9 @@ def test_a_launch_at_any_moment_divides_host_and_device(tmp_path, launched, caus
     ],
 )
 def test_what_the_launching_thread_does_names_the_cause(tmp_path, name, category, cause):
-    found = causes_of(tmp_path, *one_gap(event(name, 15, 20, category)))
-    assert found.pop("launch", 0) + found.pop(cause, 0) == 30
-    assert found == {"launch_latency": 15, "untraced": 5}
+    causes = causes_of(tmp_path, *one_gap(event(name, 15, 20, category)))
+    assert causes.pop("launch", 0) + causes.pop(cause, 0) == 30
+    assert causes == {"launch_latency": 15, "untraced": 5}
     inside = causes_of(tmp_path, *one_gap(event(name, 15, 20, category), event("aten::copy_", 20, 5)))
     without = causes_of(tmp_path, *one_gap(event("aten::copy_", 20, 5)))
     assert inside.get(cause, 0) - without.get(cause, 0) == (20 if cause != "launch" else 0)
@@ -145,7 +145,7 @@ def test_the_main_thread_is_in_python_from_its_first_to_its_last_event(tmp_path)
 
 
 def test_python_is_named_from_a_length_on_that_lies_between_no_two_operators(tmp_path):
-    def found(length: float) -> dict[str, int]:
+    def causes_after(length: float) -> dict[str, int]:
         return causes_of(
             tmp_path,
             step(1, 0, 1000),
@@ -156,8 +156,8 @@ def test_python_is_named_from_a_length_on_that_lies_between_no_two_operators(tmp
             work(25 + length, 975 - length, 71),
         )
 
-    assert found(199) == {"launch": 5 + 199, "launch_latency": 1 + 10}
-    assert found(200) == {"launch": 5, "python": 200, "launch_latency": 1 + 10}
+    assert causes_after(199) == {"launch": 5 + 199, "launch_latency": 1 + 10}
+    assert causes_after(200) == {"launch": 5, "python": 200, "launch_latency": 1 + 10}
 
 
 @pytest.mark.parametrize("name", ["metrics", "DistributedDataParallel.forward"])
@@ -180,8 +180,8 @@ def test_a_long_launching_call_is_loading_at_first_and_then_a_driver_that_is_hel
 
 def test_the_call_that_starts_the_device_is_no_allocation(tmp_path):
     start = event("cudaFree", 10, 60_000, "cuda_runtime")
-    found = causes_of(tmp_path, step(1, 0, 60_100), start, call(60_020, 5, 70), work(60_030, 70, 70))
-    assert found == {"loading": 60_000, "launch": 20, "launch_latency": 10}
+    causes = causes_of(tmp_path, step(1, 0, 60_100), start, call(60_020, 5, 70), work(60_030, 70, 70))
+    assert causes == {"loading": 60_000, "launch": 20, "launch_latency": 10}
 
 
 def test_overlapping_streams_are_busy_once(tmp_path):
@@ -238,8 +238,8 @@ def test_a_wait_for_another_stream_is_told_where_the_trace_tells_of_it(tmp_path,
 def test_a_wait_before_the_work_before_it_was_launched_is_over(tmp_path):
     early = event("cudaStreamWaitEvent", 0.5, 0.25, "cuda_runtime")
     late = [call(5, 0.5, 75), work(10, 0.5, 75, stream=20)]
-    found = causes_of(tmp_path, *waiting(early))
-    assert found == {"launch_latency": 10, "stream_wait": 40}
+    causes = causes_of(tmp_path, *waiting(early))
+    assert causes == {"launch_latency": 10, "stream_wait": 40}
     (device,) = analysis_of(tmp_path, *waiting(early), *late).devices
     assert device.causes_ns["stream_wait"] == 0
 
@@ -327,7 +327,7 @@ def test_the_others_are_told_to_wait_for_the_slow_rank_and_that_one_is_not(tmp_p
 
 def collected(*steps: tuple[int, ...]) -> Collectives:
     durations = np.array([duration for step in steps for duration in step])
-    places = np.array([place for place, step in enumerate(steps) for _ in step])
+    places = np.array([index for index, step in enumerate(steps) for _ in step])
     return Collectives(("all_reduce",), np.zeros(len(durations), dtype=np.int64), places, durations)
 
 
@@ -473,8 +473,8 @@ def rows_of(trace: Trace) -> list[tuple]:
 
 def whole_of(trace: Trace) -> tuple:
     memory = {name: column.tolist() for name, column in asdict(trace.memory).items() if name != "thread"}
-    said = trace.base_ns, trace.rank, trace.world_size, trace.device_names, trace.faults
-    return said, memory, rows_of(trace)
+    facts = trace.base_ns, trace.rank, trace.world_size, trace.device_names, trace.faults
+    return facts, memory, rows_of(trace)
 
 
 @pytest.mark.parametrize("layout", layouts())
@@ -489,7 +489,7 @@ def test_says_the_same_in_whatever_pieces_the_file_is_read(tmp_path, monkeypatch
     wrong = {}
     for piece in (*range(1, 64, 6), *range(64, len(layouts()[layout]) + 2, 47)):
         monkeypatch.setattr(source, "PIECE_BYTES", piece)
-        found = read_trace(path)
-        if whole_of(found) != wanted:
-            wrong[piece] = (len(found.name), found.rank, found.faults)
+        trace = read_trace(path)
+        if whole_of(trace) != wanted:
+            wrong[piece] = (len(trace.name), trace.rank, trace.faults)
     assert wrong == {}

@@ -21,16 +21,16 @@ CUT_US, LENGTH_US = 1500.0, 700.0  # where the evaluation is, and how long it ta
 
 def steps() -> list[dict]:
     """Return two steps of 1 ms, on the host and on a device, inside one Python frame."""
-    found = [python_frame("train.py(1): train", 0, 2000, 1, None), step(1, 0, 1000), step(2, 1000, 1000)]
+    events = [python_frame("train.py(1): train", 0, 2000, 1, None), step(1, 0, 1000), step(2, 1000, 1000)]
     for number, begin in enumerate((0.0, 1000.0)):
-        found += [
+        events += [
             event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, 200, "user_annotation"),
             event("aten::mm", begin + 300, 100),
             call(begin + 350, 10, number + 1),
             work(begin + 400, 80, number + 1),
             event("aten::add", begin + 600, 50),
         ]
-    return found
+    return events
 
 
 def with_evaluation() -> list[dict]:
@@ -175,11 +175,11 @@ def test_what_another_thread_excludes_is_no_part_of_the_loop_that_is_cut(tmp_pat
 
 def test_no_hook_of_ours_is_told_of_stages_outside_of_a_recording(tmp_path):
     manager = ProfilerManager(tmp_path, device=torch.device("cpu"), schedule=Schedule(1, 1, 1))
-    told = []
+    watched = []
     assert manager.timer.hooks.watch_stages is False
     with manager:
         for _ in range(5):
-            told.append(manager.timer.hooks.watch_stages)
+            watched.append(manager.timer.hooks.watch_stages)
             forward()
             manager.step()
-    assert told == [False, True, True, False, False]
+    assert watched == [False, True, True, False, False]

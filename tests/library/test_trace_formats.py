@@ -221,15 +221,15 @@ def test_processes_in_one_file_are_told_apart_where_their_launches_are(tmp_path)
     assert trace.processes == (4000, 4001)
     apart = by_process(trace)
     assert [item.process for item in apart] == [4000, 4001]
-    found = [analyze(item) for item in apart]
-    assert [item.devices[0].busy_ns for item in found] == [600_000, 800_000]
-    assert [(len(item.devices), item.process, item.findings) for item in found] == [(1, 4000, ()), (1, 4001, ())]
+    result = [analyze(item) for item in apart]
+    assert [item.devices[0].busy_ns for item in result] == [600_000, 800_000]
+    assert [(len(item.devices), item.process, item.findings) for item in result] == [(1, 4000, ()), (1, 4001, ())]
 
 
 def test_processes_without_a_device_are_told_apart(tmp_path):
     host = [rank for rank in ranks(shift=5, correlations=0) if rank["cat"] == "cpu_op"]
-    found = [analyze(item) for item in by_process(read_trace(write(tmp_path, *host)))]
-    assert [(item.process, item.events) for item in found] == [(4000, 20), (4001, 20)]
+    result = [analyze(item) for item in by_process(read_trace(write(tmp_path, *host)))]
+    assert [(item.process, item.events) for item in result] == [(4000, 20), (4001, 20)]
 
 
 @pytest.mark.parametrize("device_of_rank", [(0, 1), (0, 0)])

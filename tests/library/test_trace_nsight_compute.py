@@ -25,7 +25,7 @@ def launch_in(folder: Path, *pairs: tuple[dict, dict], steps: int = 2) -> Kernel
 
 
 def test_the_longest_launch_of_the_kernel_with_most_time_is_counted_among_its_namesakes_of_the_step(tmp_path):
-    found = launch_in(
+    result = launch_in(
         tmp_path,
         launched(1, 10, 30, GEMM),
         launched(2, 110, 5, OTHER_GEMM),
@@ -34,7 +34,7 @@ def test_the_longest_launch_of_the_kernel_with_most_time_is_counted_among_its_na
         launched(5, 140, 40, GEMM),
         launched(6, 150, 60, "void at::native::mul<float>(int)"),
     )
-    assert found == KernelLaunch(GEMM, "Kernel", 11, 2)
+    assert result == KernelLaunch(GEMM, "Kernel", 11, 2)
 
 
 def test_launches_count_in_the_order_of_their_calls(tmp_path):
@@ -51,8 +51,8 @@ def test_without_marks_of_steps_the_launches_of_the_whole_trace_count(tmp_path):
 def test_communication_and_copies_are_left_out(tmp_path):
     nccl, copy = "ncclDevKernel_AllReduce(ncclDevComm*)", "Memcpy HtoD (Pageable -> Device)"
     copied = (call(30, 1, 3), work(1030, 500, 3, name=copy, category="gpu_memcpy"))
-    found = launch_in(tmp_path, launched(1, 10, 5, "gemm"), launched(2, 20, 900, nccl), copied)
-    assert found.kernel == "gemm"
+    result = launch_in(tmp_path, launched(1, 10, 5, "gemm"), launched(2, 20, 900, nccl), copied)
+    assert result.kernel == "gemm"
     assert launch_in(tmp_path, launched(2, 20, 900, nccl), copied) is None
     assert analysis_of(tmp_path, event("aten::mm", 0, 5)).slowest_launch is None, "of a host"
 

@@ -69,19 +69,19 @@ def test_the_first_cause_of_a_known_program_is_the_one_to_begin_with(name, tmp_p
 def test_the_first_cause_is_the_same_however_the_program_was_recorded(name, other, tmp_path):
     case = CASES[name]
     compared = compare(replace(case.program, **other), tmp_path)
-    assert compared.is_right and bool(compared.told) >= bool(case.first), compared
+    assert compared.is_right and bool(compared.claimed) >= bool(case.first), compared
 
 
 def test_the_first_cause_of_random_programs_gains_most(tmp_path):
-    found = summary(compare(random_program(seed), tmp_path) for seed in range(PROGRAMS))
-    assert found.first_is_best >= 0.97 * PROGRAMS, found
-    assert found.within_bounds == PROGRAMS, found
+    result = summary(compare(random_program(seed), tmp_path) for seed in range(PROGRAMS))
+    assert result.first_is_best >= 0.97 * PROGRAMS, result
+    assert result.within_bounds == PROGRAMS, result
 
 
 def test_the_first_cause_of_random_programs_of_the_host_gains_most(tmp_path):
-    found = summary(compare(random_program_of_the_host(seed), tmp_path) for seed in range(100))
-    assert found.first_is_best >= 97, found
-    assert found.within_bounds == 100, found
+    result = summary(compare(random_program_of_the_host(seed), tmp_path) for seed in range(100))
+    assert result.first_is_best >= 97, result
+    assert result.within_bounds == 100, result
 
 
 def test_a_launching_call_waits_for_room_in_the_queue():

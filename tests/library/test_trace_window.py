@@ -58,7 +58,7 @@ def test_work_behind_the_window_ends_no_gap_in_it(tmp_path, launch_thread):
     ],
 )
 def test_missing_steps_are_told(tmp_path, numbers, expected, kinds):
-    marks = [step(number, 10 * place, 10) for place, number in enumerate(numbers)]
+    marks = [step(number, 10 * index, 10) for index, number in enumerate(numbers)]
     launched = [call(1, 1, 70), work(2, 3, 70)]
     assert kinds_of(tmp_path, *marks, event("aten::mm", 0, 9), *launched, expected_steps=expected) == kinds
 
@@ -72,9 +72,9 @@ def test_missing_steps_are_told(tmp_path, numbers, expected, kinds):
     ],
 )
 def test_a_step_number_that_comes_again_later_is_told(tmp_path, marks, numbers):
-    found = analysis_of(tmp_path, *marks, event("aten::mm", 1, 5)).findings
-    assert [(item.kind, item.is_fatal) for item in found] == ([("steps", True)] if numbers else [])
-    assert all(item.text.startswith(f"{numbers} step number(s)") for item in found)
+    findings = analysis_of(tmp_path, *marks, event("aten::mm", 1, 5)).findings
+    assert [(item.kind, item.is_fatal) for item in findings] == ([("steps", True)] if numbers else [])
+    assert all(item.text.startswith(f"{numbers} step number(s)") for item in findings)
 
 
 def test_step_quartiles_interpolate_between_the_steps(tmp_path):

@@ -31,13 +31,13 @@ def operators(truth: BruteForce) -> dict[Key, tuple]:
             device_own[root[owner]] += item.end - item.start
             for around in filter(is_operator, owner.chain()):
                 device_all[around] += item.end - item.start
-    found: dict[Key, list] = defaultdict(lambda: [0, 0, 0, 0, 0])
+    result: dict[Key, list] = defaultdict(lambda: [0, 0, 0, 0, 0])
     for member in members:
         if root[member] is member:
-            row = found[member.name, canonical(member.args.get("Input Dims"))]
+            row = result[member.name, canonical(member.args.get("Input Dims"))]
             values = (1, member.end - member.start, own_ns[member], device_all[member], device_own[member])
             row[:] = [before + value for before, value in zip(row, values, strict=True)]
-    return {key: tuple(row if truth.work else row[:3] + [None, None]) for key, row in found.items()}
+    return {key: tuple(row if truth.work else row[:3] + [None, None]) for key, row in result.items()}
 
 
 def _calls(members: list[Event]) -> dict[Event, Event]:
@@ -54,14 +54,14 @@ def _calls(members: list[Event]) -> dict[Event, Event]:
 def owners(truth: BruteForce) -> dict[Event, Event | None]:
     """Return, for each piece of work, the operator that launched it."""
     by_id = {e.args["External id"]: e for e in truth.events if is_operator(e) and "External id" in e.args}
-    found = {}
+    result = {}
     for item in truth.work:
         number = item.args.get("External id")
         if call := truth.call_of[item]:
-            found[item] = operator_of(call)
+            result[item] = operator_of(call)
         else:
-            found[item] = None if number == item.args.get("correlation") else by_id.get(number)
-    return found
+            result[item] = None if number == item.args.get("correlation") else by_id.get(number)
+    return result
 
 
 def kernels(truth: BruteForce) -> dict[str, tuple]:
@@ -69,12 +69,12 @@ def kernels(truth: BruteForce) -> dict[str, tuple]:
     of_name = defaultdict(list)
     for item in truth.work:
         of_name[item.name].append(item)
-    found = {}
+    result = {}
     for name, members in of_name.items():
         lengths = sorted(e.end - e.start for e in members)
         kinds = {kind_of_work(e) for e in members}
-        found[name] = (kinds, len(members), sum(lengths), lengths[len(lengths) // 2], lengths[-1])
-    return found
+        result[name] = (kinds, len(members), sum(lengths), lengths[len(lengths) // 2], lengths[-1])
+    return result
 
 
 def launched_by(truth: BruteForce) -> dict[str, set[str | None]]:
@@ -106,11 +106,11 @@ def expected(truth: BruteForce) -> dict[str, Any]:
     }
 
 
-def told(analysis: Analysis) -> dict[str, Any]:
+def content(analysis: Analysis) -> dict[str, Any]:
     of_operator: dict[tuple[str, str | None], tuple] = {}
     for operator in analysis.operators:
         key = operator.name, canonical(operator.input_shapes)
-        assert key not in of_operator, f"{key} is told twice"
+        assert key not in of_operator, f"{key} occurs twice"
         of_operator[key] = (
             operator.calls,
             operator.cpu_total_ns,
@@ -122,7 +122,7 @@ def told(analysis: Analysis) -> dict[str, Any]:
         "events": analysis.events,
         "window": (analysis.start_ns, analysis.window_ns),
         "steps": list(analysis.step_numbers),
-        "devices": {device.device: _told_of(device) for device in analysis.devices},
+        "devices": {device.device: _content_of(device) for device in analysis.devices},
         "launches": msgspec.to_builtins(analysis.launches),
         "operators": of_operator,
         "kernels": {
@@ -132,8 +132,8 @@ def told(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _told_of(device: Any) -> dict[str, Any]:
-    """Return what is told of a device, of its idle time only how much there is and when."""
+def _content_of(device: Any) -> dict[str, Any]:
+    """Return what the analysis says of a device, of its idle time only how much there is and when."""
     line = device.timeline
 
     def spans(by_name: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:
@@ -169,22 +169,22 @@ def difference(analysis: Analysis, text: bytes | str) -> list[str]:
     for main in truth.main_threads() or [None]:
         truth.main = main
         different = of_kernels.copy()
-        found, wanted = told(analysis), expected(truth)
-        _compare("", found, wanted, different)
+        result, wanted = content(analysis), expected(truth)
+        _compare("", result, wanted, different)
         if not different:
             break
     return different
 
 
-def _compare(place: str, found: Any, wanted: Any, different: list[str]) -> None:
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for key in {**wanted, **found}:
-            _compare(f"{place}/{key}", found.get(key), wanted.get(key), different)
-    elif isinstance(wanted, Fraction) and isinstance(found, float):
-        if abs(found - wanted) > 1e-12 * max(1, wanted):
-            different.append(f"{place}: {found!r} instead of {float(wanted)!r}")
-    elif isinstance(wanted, float) and isinstance(found, float):
-        if abs(found - wanted) > 1e-12:
-            different.append(f"{place}: {found!r} instead of {wanted!r}")
-    elif found != wanted:
-        different.append(f"{place}: {found!r} instead of {wanted!r}"[:600])
+def _compare(where: str, result: Any, wanted: Any, different: list[str]) -> None:
+    if isinstance(wanted, dict) and isinstance(result, dict):
+        for key in {**wanted, **result}:
+            _compare(f"{where}/{key}", result.get(key), wanted.get(key), different)
+    elif isinstance(wanted, Fraction) and isinstance(result, float):
+        if abs(result - wanted) > 1e-12 * max(1, wanted):
+            different.append(f"{where}: {result!r} instead of {float(wanted)!r}")
+    elif isinstance(wanted, float) and isinstance(result, float):
+        if abs(result - wanted) > 1e-12:
+            different.append(f"{where}: {result!r} instead of {wanted!r}")
+    elif result != wanted:
+        different.append(f"{where}: {result!r} instead of {wanted!r}"[:600])

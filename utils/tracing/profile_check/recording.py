@@ -269,7 +269,7 @@ def _settings_and_metrics(profile: Profile, path: Path, ranks: Sequence[int | No
         text = f"stage times of {len(ranks)} of {config.world_size} process(es) are here"
         profile.fault("processes", path, text, TRAIN_AGAIN)
     elif config is not None:
-        planned = f"{config.settings.framework}, {config.steps_planned:,} steps, {config.world_size} process(es)"
+        planned = f"{config.steps_planned:,} steps, {config.world_size} process(es)"
         profile.ok("configuration", path, planned)
     path = profile.folder / progress.FILE
     metrics = profile.read(path, progress.Metrics, TRAIN_AGAIN)
