@@ -138,5 +138,5 @@ def _peak_flops_per_s(layout: Layout, dtype: str) -> float | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         for ceiling in files.read_json(layout.metrics)["ceilings"]["compute"]:
             if ceiling["dtype"] == dtype and ceiling["is_configured"]:
-                return ceiling["flops_per_s"]
+                return float(ceiling["flops_per_s"])
     return None

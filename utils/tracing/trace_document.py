@@ -111,7 +111,7 @@ def _steps(analysis: Analysis) -> Document:
 
 
 def _device(device: Breakdown) -> Document:
-    content = _plain(device)
+    content: Document = _plain(device)
     del content["step_quartiles"]  # `steps` has what they are of
     details = device.cause_details.items()
     content["idle_details"] = {

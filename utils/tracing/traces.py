@@ -42,7 +42,7 @@ class Examined(msgspec.Struct, frozen=True):
     verdict: Verdict
     operators: tuple[OpStat, ...]
     rank: int | None  # by the trace itself, else by its file name
-    called_by: "Callers | None" = None  # who calls trace operator; None: it was not asked for
+    called_by: "Callers | None" = None  # who calls each operator; None: it was not asked for
     waits_ns: int | None = None  # of its communication, for other ranks; None where their traces do not tell
 
     @classmethod
@@ -202,7 +202,7 @@ def _judged_together(traces: Sequence[Examined]) -> tuple[Examined, ...]:
 
 
 def _candidates(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Yield trace file once, and whether it was named."""
+    """Yield each file once, and whether it was named."""
     seen = set()
     for path in paths:
         inside = sorted(file for pattern in PATTERNS for file in path.glob(pattern)) if path.is_dir() else [path]

@@ -155,7 +155,7 @@ def _receipt(profile: Profile, layout: Layout) -> bool:
     except FileNotFoundError:
         has_begun = layout.marker(STEP).exists()
         text = f"step {STEP} has started and not finished" if has_begun else f"step {STEP} left no receipt"
-        remedy = "wait for it, or python run_pipeline.py --from 3 --resume" if has_begun else None
+        remedy = f"wait for it, or {typed('run', '--from', '3', '--resume')}" if has_begun else None
         profile.fault("receipt", path, text, remedy)
         return True
     except steps.OtherReceipt as error:
