@@ -158,23 +158,6 @@ def test_a_missing_changed_or_shorter_output_is_named_once_with_the_way_out(resu
         assert out.count(f"fault {name}") == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        *((RECEIPT, text) for text in ("{", "[]", '{"schema_version": 1, "status": "ok", "outputs": [{"path": 3}]}')),
-        *((MANIFEST, text) for text in ("{", "[]", '{"steps_expected": "3"}', '{"steps_expected": NaN}')),
-        (TRACE, "no trace"),
-    ],
-    ids=lambda value: value[-30:],
-)
-def test_a_damaged_file_is_a_fault_and_no_error(results, capsys, name, content):
-    (results / name).write_bytes(content.encode("utf-8", "surrogateescape"))
-    if name != RECEIPT:
-        write_receipt(results)
-    code, out = check(capsys, results)
-    assert code == 1 and f"fault {name}: " in out
-
-
 def written(name: str, change: Callable[[str], str] | str | None) -> Callable[[Path], None]:
     """Return what gives a file another content, or removes it, and lets the receipt list it as it is then."""
 
@@ -231,28 +214,27 @@ STARTED = "step 03 has started and not finished -> wait for it, or python run_pi
             MANIFEST,
             "there is no trace (trace: 1 step(s) made",
         ),
+        (manifest(snapshot_path=f"elsewhere/{SNAPSHOT}"), SNAPSHOT, "it is missing; manifest.json names it as memory"),
         (written(STACKS, ""), STACKS, f"it is empty; manifest.json names it as stacks {AGAIN}"),
+        *(
+            (written(RECEIPT, text), RECEIPT, "")
+            for text in ("{", "[]", '{"schema_version": 1, "outputs": [{"path": 3}]}')
+        ),
+        *(
+            (written(MANIFEST, text), MANIFEST, "")
+            for text in ("{", "[]", '{"steps_expected": "3"}', '{"seconds": NaN}')
+        ),
+        (written(TRACE, "no trace"), TRACE, ""),
         (without_the_last_step, TRACE, "2 of 3 steps are in the trace"),
         (cut_off, TRACE, "the gzip data ends too early: the file was cut short"),
     ],
 )
-def test_what_does_not_fit_the_rest_is_a_fault_of_its_file(results, capsys, change, name, result):
+def test_what_is_damaged_or_does_not_fit_the_rest_is_a_fault_of_its_file_and_no_error(
+    results, capsys, change, name, result
+):
     change(results)
     code, out = check(capsys, results)
     assert code == 1 and f"fault {name}: {result}" in out
-
-
-def test_a_file_that_the_manifest_names_must_be_there_and_hold_something(results, capsys):
-    edit_manifest(results, snapshot_path=f"elsewhere/{SNAPSHOT}")
-    for text, code, result in (
-        (None, 1, f"fault {SNAPSHOT}: it is missing; manifest.json names it as memory snapshot"),
-        ("", 1, "it is empty; manifest.json names it as memory snapshot"),
-        ("x", 0, f"{SNAPSHOT}: the memory snapshot of the manifest"),
-    ):
-        if text is not None:
-            (results / SNAPSHOT).write_text(text)
-        ended, out = check(capsys, results)
-        assert ended == code and result in out
 
 
 # A recording without a pipeline
