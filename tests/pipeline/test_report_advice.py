@@ -24,7 +24,7 @@ def test_advice_is_ordered_by_its_gain(read):
     assert advised(data)[:4] == [
         "Run the model in bfloat16",
         "Use batch size 8",
-        "Batch by length, in the fastest precision that keeps the labels",
+        "Sort by length, in the fastest precision that keeps the labels",
         "Issue the work in one go (CUDA graphs, torch.compile)",
     ]
     said = section(data, "What to do next")

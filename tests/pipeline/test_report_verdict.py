@@ -64,7 +64,9 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     assert "Tried here over 40 texts: " in " ".join(card.card(read(document, **traced()))).replace("  ", " ")
     files.write_json(data.layout.variants, variants("without_padding"))
     first = advice.advice(read(document, **traced()))[0]
-    assert first.command is None and "runs that way already" in first.why and first.title == "Leave out the padding"
+    assert (
+        first.command is None and "runs that way already" in first.why and first.title == "Pack the texts (no padding)"
+    )
     files.write_json(data.layout.variants, {**variants("without_padding"), "batch_size": 1})  # which has none
     first = advice.advice(read(document, **traced()))[0]
     assert first.title == "Compute several texts at once" and "one text at a time" in first.why
