@@ -344,7 +344,7 @@ def test_pictures_are_inside_beside_their_sections(read):
     assert_is_inert(page)
     inside = [base64.b64decode(each["src"].partition(",")[2]) for each in page.all("img")]
     drawn = [drawing for drawing in assembly.report(data).drawings if drawing.reason is None]
-    names = ["owners.png", "batch_size_comparison.png", "roofline.png", "metrics_heatmap.png", "operators.png"]
+    names = ["breakdown.png", "batch_size_comparison.png", "roofline.png", "metrics_heatmap.png", "operators.png"]
     assert [drawing.path.name for drawing in drawn] == names
     assert inside == [drawing.path.read_bytes() for drawing in drawn]
     assert [each["alt"] for each in page.all("img")] == [drawing.description for drawing in drawn]

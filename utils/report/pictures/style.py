@@ -57,19 +57,19 @@ SIZES = ((1.0, "MB"), (1e3, "GB"), (1e6, "TB"))  # in MB
 # What limits a batch, in the words of a table.
 CAUSES: dict[CauseKind, str] = {
     "padding": "padding",
-    "compute": "arithmetic",
+    "compute": "compute",
     "memory": "memory",
-    "kernels": "slow shapes",
+    "kernels": "kernels below peak",
     "around": "cold caches",
-    "host": "Python",
-    "remainder": "not found",
+    "host": "dispatch overhead",
+    "remainder": "unexplained",
     "input": "tokenizing",
     "transfer": "transfer",
 }
 BOUNDS: dict[Bound, str] = {
-    "compute": "arithmetic",
+    "compute": "compute",
     "memory": "memory",
-    "launch": "issuing",
+    "launch": "dispatch overhead",
     "transfer": "transfer",
     "input": "tokenizing",
     "under_utilised": "small shapes",
