@@ -20,7 +20,8 @@ from utils.baseline.rounds import Timing, Visit
 from utils.command.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import facts
 from utils.comparison.facts import between_dtypes, rounds_of, visits_of
-from utils.models.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
+from utils.evaluation import plan
+from utils.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
 from utils.training import comparison
 
 SPREAD = (1.0, 1.004, 0.996, 1.002, 0.998)  # of five quiet rounds
@@ -63,13 +64,29 @@ def document(made: Sequence[Visit], **changes: Any) -> dict[str, Any]:
 
 def evaluation(folder: Path, right: Sequence[bool], seconds: Sequence[float], first_row: int = 0) -> dict[str, Any]:
     """Write shards and predictions as step 02 does; return `full_dataset_metrics`."""
-    size = len(right) // len(seconds)
-    starts = range(0, len(right), size)
-    shards = [{"id": number, "start": start, "stop": start + size} for number, start in enumerate(starts)]
-    left, identity = EvaluationFolder(folder / "evaluation"), {"dataset_sha256": "ab" * 32, "sample_seed": None}
-    files.write_json(left.plan, {"fingerprint": folder.name, "identity": identity, "shards": shards})
-    for shard, each in zip(shards, seconds, strict=True):
-        files.write_json(left.cost(shard["id"]), {"plan": folder.name, "shard": shard["id"], "seconds": each})
+    size, count = len(right) // len(seconds), len(right)
+    left = EvaluationFolder(folder / "evaluation")
+    identity = plan.Identity(
+        "sequence_classification", count, count, "ab" * 32, None, "", "", "", ("praise",), "float32", "highest", 64,
+        "same", 0.995, None, "auto", "cpu", "", {}, {},
+    )  # fmt: skip
+    choices = plan.Choices(2048, "sorted", "padded", False, False, 64, "float32", "float32", "float32", 0.0, 1)
+    reasons = plan.Reasons("", None, [], plan.Budget(2048, ""), plan.Compilation(False, ""), [])
+    shards = [plan.Shard(number, number * size, (number + 1) * size, 0, 0, 0, "") for number in range(len(seconds))]
+    planned = plan.Plan(identity, choices, tuple(shards), plan.Places("", "", ""), reasons, attempt=folder.name)
+    left.plan.parent.mkdir(parents=True)
+    plan.save(planned, left)
+    for shard, taken_s in zip(shards, seconds, strict=True):
+        cost = {
+            "plan": planned.fingerprint,
+            "shard": shard.id,
+            "started_unix_s": 0.0,
+            "seconds": taken_s,
+            "phases_s": {},
+        }
+        cost |= {"device": "cpu", "device_peak_bytes": None, "process_peak_bytes": None, "memory_reasons": []}
+        cost |= {"out_of_memory": 0, "host": "a", "device_id": "cpu", "started_s": 0.0}
+        files.write_json(left.cost(shard.id), {"sha256": files.sha256_of(cost), **cost})
     predictions = [
         {"row_id": first_row + index, "label_name": "praise", "correct": int(correct)}
         for index, correct in enumerate(right)
@@ -570,8 +587,8 @@ def test_a_saved_baseline_stands_for_the_run_it_was_made_of(compare: Command, a:
     [
         (None, [], "--save-baseline"),
         ("[]", [], "is no file of baselines"),
-        ('{"schema_version": 9, "kind": "boundby_baselines", "baselines": {}}', [], "of version 1"),
-        ('{"schema_version": 1, "kind": "boundby_baselines", "baselines": {}}', [], "has no baseline 'default'"),
+        ('{"schema_version": 9, "kind": "boundby_baselines", "baselines": {}}', [], "of version 2"),
+        ('{"schema_version": 2, "kind": "boundby_baselines", "baselines": {}}', [], "has no baseline 'default'"),
     ],
 )
 def test_an_unusable_baseline_ends_with_2_and_the_way_out(compare, a, tmp_path, content, arguments, message) -> None:

@@ -205,7 +205,10 @@ def test_table_names_the_bound_and_the_share_of_each_point():
         [],
         [{"kind": "kernels", "share": 0.5}],
     )  # not settled
-    assert table(document) == [["1", "1", "dispatch overhead", "1.42", "0.57 %"], ["2", "64", "kernels below peak?", "94.3", "37 %"]]
+    assert table(document) == [
+        ["1", "1", "dispatch overhead", "1.42", "0.57 %"],
+        ["2", "64", "kernels below peak?", "94.3", "37 %"],
+    ]
     document = cpu(batch_sizes=[8])
     document["batch_sizes"][0] |= {"bound": None, "verdict": None}
     assert table(document)[0][2] == "not known"

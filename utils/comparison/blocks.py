@@ -114,7 +114,7 @@ def _subject(run: Results) -> str:
 def _accuracy(comparison: RunComparison) -> str:
     accuracy, name = comparison.accuracy, comparison.b.name
     if accuracy is None:
-        lacking = [run.name for run in (comparison.a, comparison.b) if run.marks is None or not run.marks.right]
+        lacking = [run.name for run in (comparison.a, comparison.b) if run.marks is None]
         if lacking:
             return f"not compared: {' and '.join(lacking)} {'have' if lacking[1:] else 'has'} no labelled predictions"
         return "not compared: predictions.csv of both runs have no row in common"

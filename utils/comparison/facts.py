@@ -2,13 +2,15 @@
 
 import csv
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
+import numpy as np
 
 from boundby import files
 from boundby.machine import Disturbance
@@ -64,17 +66,16 @@ Point = tuple[str, int]  # dtype and batch size
 RECORDED = (Disturbance("recorded", "recorded in raw_samples.csv"),)  # type: ignore[arg-type]  # no kind is recorded
 
 
-@dataclass(frozen=True)
-class Rounds:
+class Rounds(msgspec.Struct, frozen=True):
     """What the rounds at one dtype and batch size say: `seconds` per sample of those that count, by their number.
 
     Rounds that nothing disturbed count, where there are `LEAST_QUIET`; else all do, `disturbed` of them, and no verdict
     rests on them. `batches` has a digest of the places of those that each round timed, with their padded tokens.
     """
 
-    seconds: Mapping[int, float]
+    seconds: dict[int, Positive]
     disturbed: int = 0
-    batches: Mapping[int, str] = field(default_factory=dict)
+    batches: dict[int, str] = {}
 
     @classmethod
     def of(cls, visits: Sequence[Visit]) -> "Rounds":
@@ -97,37 +98,6 @@ class Rounds:
         return all(self.batches[number] == other.batches[number] for number in common)
 
 
-class PlannedShard(msgspec.Struct, frozen=True):
-    """Which rows one shard holds."""
-
-    id: int
-    start: int
-    stop: int
-    rows_sha256: str | None = None
-
-
-class PlannedRows(msgspec.Struct, frozen=True):
-    """Of which rows the shards are."""
-
-    dataset_sha256: str
-    sample_seed: int | None
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """What `evaluation/plan.json` says about the shards; equal rows and shards can be compared one by one."""
-
-    fingerprint: str
-    identity: PlannedRows
-    shards: tuple[PlannedShard, ...]
-
-
-class Cost(msgspec.Struct, frozen=True):
-    """How long a shard of this plan took."""
-
-    plan: str
-    seconds: float
-
-
 class Shards(msgspec.Struct, frozen=True):
     """The seconds of each shard of a pass over the dataset, and a digest of which rows each holds."""
 
@@ -136,14 +106,29 @@ class Shards(msgspec.Struct, frozen=True):
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """Which predictions were right, in the order of `rows`; `digest` is that of these rows with their labels.
+    """Which of `n` predictions were right, a bit each, packed; `digest` is that of their rows with their labels.
 
-    Where only the digest was kept, `rows` is None, and the marks can be held against those of equal rows alone.
+    A saved baseline keeps no `rows`: its marks can be held against those of equal rows alone.
     """
 
     digest: str
-    right: tuple[bool, ...]
+    n: Size
+    packed: bytes
     rows: tuple[tuple[int, str], ...] | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, str]], right: Sequence[bool]) -> "Marks":
+        """Return the marks of these rows."""
+        bits = np.packbits(np.asarray(right, dtype=bool)).tobytes()
+        return cls(_digest(tuple(rows)), len(right), zlib.compress(bits, 9), tuple(rows))
+
+    def right(self) -> list[bool]:
+        """Return which were right, in the order of the rows. Raises ValueError where the bits are damaged."""
+        try:
+            bits = zlib.decompressobj().decompress(self.packed, self.n // 8 + 1)
+        except zlib.error as error:
+            raise ValueError(f"the marks cannot be unpacked: {error}") from None
+        return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=self.n).astype(bool).tolist()
 
 
 @dataclass(frozen=True)
@@ -441,20 +426,21 @@ def rounds_of(visits: Iterable[Visit]) -> dict[Point, Rounds]:
 
 def _shards(layout: Layout) -> Shards | None:
     """Return the shards of the pass over the dataset; None where the folder has no complete set. Raises OSError."""
+    from utils.evaluation import parts, plan
+
     folder = EvaluationFolder(layout.evaluation)
     try:
-        plan = steps.read(folder.plan, Plan)
-        costs = [steps.read(folder.cost(shard.id), Cost) for shard in plan.shards]
-    except (FileNotFoundError, ValueError):
+        planned = plan.load(folder)
+    except InputError:
         return None
-    if any(cost.plan != plan.fingerprint for cost in costs):
-        return None
-    rows = _digest(msgspec.to_builtins((plan.identity, plan.shards)))
-    return Shards(rows, tuple(cost.seconds for cost in costs))
+    costs = [parts.load_cost(folder, planned, shard) for shard in planned.shards]
+    identity = planned.identity
+    rows = _digest([identity.dataset_sha256, identity.sample_seed, *map(asdict, planned.shards)])
+    return Shards(rows, tuple(cost.seconds for cost in costs if cost)) if all(costs) else None
 
 
 def _marks(layout: Layout) -> Marks | None:
-    """Return which predictions were right; None where the folder has no predictions."""
+    """Return which predictions were right; None where the folder has no predictions with labels."""
     path = layout.predictions
     try:
         with files.naming(path), path.open(encoding="utf-8", newline="") as file:
@@ -464,8 +450,9 @@ def _marks(layout: Layout) -> Marks | None:
         return None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error!r}") from None
-    rows = tuple((number, label) for number, label, _ in known)
-    return Marks(_digest(rows), tuple(right for *_, right in known), rows)
+    if not known:
+        return None
+    return Marks.of([(number, label) for number, label, _ in known], [right for *_, right in known])
 
 
 def _digest(value: object) -> str:
@@ -654,13 +641,13 @@ def accuracy(a: Results, b: Results) -> Accuracy | None:
 
     A row with another label in B is another row: it is left out, like one that only one run has predicted.
     """
-    if a.marks is None or b.marks is None or not a.marks.right:
+    if a.marks is None or b.marks is None:
         return None
     if a.marks.digest == b.marks.digest:
-        return Accuracy(paired_shares(a.marks.right, b.marks.right))
+        return Accuracy(paired_shares(a.marks.right(), b.marks.right()))
     if a.marks.rows is None or b.marks.rows is None:
         return None
-    first, second = (dict(zip(run.marks.rows, run.marks.right, strict=True)) for run in (a, b))
+    first, second = (dict(zip(run.marks.rows, run.marks.right(), strict=True)) for run in (a, b))
     common = [row for row in first if row in second]
     if not common:
         return None
