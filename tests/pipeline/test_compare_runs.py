@@ -21,7 +21,8 @@ from utils.command.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import facts
 from utils.comparison.facts import between_dtypes, rounds_of, visits_of
 from utils.evaluation import plan
-from utils.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
+from utils.evaluation.parts import Record, commit
+from utils.models.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
 from utils.training import comparison
 
 SPREAD = (1.0, 1.004, 0.996, 1.002, 0.998)  # of five quiet rounds
@@ -70,23 +71,18 @@ def evaluation(folder: Path, right: Sequence[bool], seconds: Sequence[float], fi
         "sequence_classification", count, count, "ab" * 32, None, "", "", "", ("praise",), "float32", "highest", 64,
         "same", 0.995, None, "auto", "cpu", "", {}, {},
     )  # fmt: skip
-    choices = plan.Choices(2048, "sorted", "padded", False, False, 64, "float32", "float32", "float32", 0.0, 1)
+    choices = plan.Choices(2048, "sorted", "padded", False, False, False, 64, "float32", "float32", "float32", 0.0, 1)
     reasons = plan.Reasons("", None, [], plan.Budget(2048, ""), plan.Compilation(False, ""), [])
     shards = [plan.Shard(number, number * size, (number + 1) * size, 0, 0, 0, "") for number in range(len(seconds))]
     planned = plan.Plan(identity, choices, tuple(shards), plan.Places("", "", ""), reasons, attempt=folder.name)
     left.plan.parent.mkdir(parents=True)
     plan.save(planned, left)
     for shard, taken_s in zip(shards, seconds, strict=True):
-        cost = {
-            "plan": planned.fingerprint,
-            "shard": shard.id,
-            "started_unix_s": 0.0,
-            "seconds": taken_s,
-            "phases_s": {},
-        }
-        cost |= {"device": "cpu", "device_peak_bytes": None, "process_peak_bytes": None, "memory_reasons": []}
-        cost |= {"out_of_memory": 0, "host": "a", "device_id": "cpu", "started_s": 0.0}
-        files.write_json(left.cost(shard.id), {"sha256": files.sha256_of(cost), **cost})
+        what = {"texts_sha256": "", "tokens": 0, "truncated": 0, "computed_texts": size, "useful_tokens": 0}
+        what |= {"computed_tokens": 0, "guarded_texts": 0, "out_of_memory": 0, "memory_reasons": (), "phases_s": {}}
+        where = {"host": "a", "device": "cpu", "device_id": "", "device_peak_bytes": None, "process_peak_bytes": None}
+        record = Record(planned.fingerprint, shard.id, "", started_s=0.0, seconds=taken_s, **what, **where)
+        commit(b"", record, left)
     predictions = [
         {"row_id": first_row + index, "label_name": "praise", "correct": int(correct)}
         for index, correct in enumerate(right)

@@ -7,10 +7,9 @@ from typing import Any, cast
 import msgspec
 
 from boundby import files
+from utils.baseline import Document
+from utils.command import InputError, removed
 from utils.comparison.facts import Compared, Marks, Point, Results, Rounds, Shards, gate_text
-from utils.credentials import removed
-from utils.document import Document
-from utils.errors import InputError
 
 SCHEMA_VERSION, KIND = 2, "boundby_baselines"  # 2: rounds and marks are the records of the comparison
 DIGITS = 7  # of a figure: the noise is in the third

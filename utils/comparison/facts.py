@@ -426,17 +426,17 @@ def rounds_of(visits: Iterable[Visit]) -> dict[Point, Rounds]:
 
 def _shards(layout: Layout) -> Shards | None:
     """Return the shards of the pass over the dataset; None where the folder has no complete set. Raises OSError."""
-    from utils.evaluation import parts, plan
+    from utils.evaluation import parts, plan  # with pyarrow, which a comparison of sweeps does without
 
     folder = EvaluationFolder(layout.evaluation)
     try:
         planned = plan.load(folder)
     except InputError:
         return None
-    costs = [parts.load_cost(folder, planned, shard) for shard in planned.shards]
+    records = [parts.load_record(folder, planned, shard) for shard in planned.shards]
     identity = planned.identity
-    rows = _digest([identity.dataset_sha256, identity.sample_seed, *map(asdict, planned.shards)])
-    return Shards(rows, tuple(cost.seconds for cost in costs if cost)) if all(costs) else None
+    rows = _digest([identity.dataset_sha256, identity.sample_seed, msgspec.to_builtins(planned.shards)])
+    return Shards(rows, tuple(record.seconds for record in records if record)) if all(records) else None
 
 
 def _marks(layout: Layout) -> Marks | None:

@@ -1,12 +1,10 @@
 """Where the time of a batch goes and what would change it: owners, trials, limits, operators."""
 
-from boundby.bound import Gain, Owner, OwnerKind, Trial, Verdict, card, factor
+from boundby.bound import Owner, OwnerKind, Trial, Verdict, card, factor
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown
-from boundby.verdict import Owner, OwnerKind, Trial, Verdict
+from utils.baseline import Row
 from utils.comparison import facts
-from utils.document import Row
-from utils.plots import operators, owners, roofline
-from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
+from utils.render import Block, BulletList, Heading, Paragraph, Table
 from utils.report import variants
 from utils.report.advice import LEAST_BOUND
 from utils.report.figures import Content, Folded, show
