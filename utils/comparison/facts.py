@@ -87,7 +87,7 @@ class Rounds(msgspec.Struct, frozen=True):
             dict(zip((visit.round for visit in counted), values, strict=True)) if values else {},
             sum(visit.is_disturbed for visit in counted),
             {
-                visit.round: _digest(sorted({(each.index, each.tokens_padded) for each in visit.of("isolated")}))
+                visit.round: _digest(sorted({(timing.index, timing.tokens_padded) for timing in visit.of("isolated")}))
                 for visit in visits
             },
         )
@@ -348,12 +348,12 @@ def compare(
                 f"{a.name} has {_listed(a.points)}, {b.name} has {_listed(b.points)}"
             )
     return [
-        RunComparison(a, b, least, tuple(own), accuracy(a, b), _missing(a, b), _changes(a, b), said)
-        for b, own, said in zip(others, rows, doubts, strict=True)
+        RunComparison(a, b, least, tuple(own), accuracy(a, b), _missing(a, b), _changes(a, b), beware)
+        for b, own, beware in zip(others, rows, doubts, strict=True)
     ]
 
 
-def told(comparisons: Sequence[RunComparison]) -> dict[str, Any]:
+def plain(comparisons: Sequence[RunComparison]) -> dict[str, Any]:
     """Return one comparison, or several, as plain values for JSON."""
     first, *others = (comparison.as_dict() for comparison in comparisons)
     return {"schema_version": SCHEMA_VERSION, "comparisons": [first, *others]} if others else first
@@ -421,7 +421,7 @@ def rounds_of(visits: Iterable[Visit]) -> dict[Point, Rounds]:
     for visit in visits:
         by_point.setdefault(_point(visit), []).append(visit)
     rounds = {point: Rounds.of(made) for point, made in by_point.items()}
-    return {point: said for point, said in rounds.items() if said.seconds}
+    return {point: made for point, made in rounds.items() if made.seconds}
 
 
 def _shards(layout: Layout) -> Shards | None:
@@ -541,13 +541,14 @@ def _side_by_side(a: Rounds, b: Rounds) -> Contrast:
     common = [number for number in a.seconds if number in b.seconds]
     if len(common) < LEAST_ROUNDS:
         return _independent(a, b)
-    return _undisturbed(paired([a.seconds[each] for each in common], [b.seconds[each] for each in common]), a, b)
+    sides = ([rounds.seconds[number] for number in common] for rounds in (a, b))
+    return _undisturbed(paired(*sides), a, b)
 
 
 def _undisturbed(contrast: Contrast, a: Rounds, b: Rounds, names: tuple[str, str] = ("A", "B")) -> Contrast:
     """Return the contrast without an interval where disturbed rounds count: how far they are off nobody knows."""
     sides = zip(names, (a, b), strict=True)
-    counts = [f"{said.disturbed} of {len(said.seconds)} in {side}" for side, said in sides if said.disturbed]
+    counts = [f"{made.disturbed} of {len(made.seconds)} in {side}" for side, made in sides if made.disturbed]
     if not counts:
         return contrast
     reason = f"something else used the machine in too many rounds: {', '.join(counts)}; measure again when it is quiet"
@@ -592,7 +593,7 @@ def gate_text(document: Document, least: float | None = None) -> str | None:
     Every row of a gate is to catch it nine times in ten, with the minimum effect `least`, or that of the device.
     """
     least = least or minimum_effect(document)
-    said = []
+    gates = []
     for effect in GATES:
         budget = _budget(document, lambda spread, tests, effect=effect: rounds_to_find(spread, effect, least, tests))
         if budget is None:
@@ -606,8 +607,8 @@ def gate_text(document: Document, least: float | None = None) -> str | None:
         else:
             what = f"with profiling.max_seconds_per_batch_size={budget.max_seconds:.0f} in both runs"
             what += f" (this one: {budget.enough} of {budget.rows} batch sizes)"
-        said.append(f"a slowdown of {100 * effect:g} % {what}")
-    return f"found in nine of ten runs: {'; '.join(said)}"
+        gates.append(f"a slowdown of {100 * effect:g} % {what}")
+    return f"found in nine of ten runs: {'; '.join(gates)}"
 
 
 def _budget(document: Document, rounds_for: Callable[[float, int], int | None]) -> Budget | None:
@@ -658,7 +659,7 @@ def accuracy(a: Results, b: Results) -> Accuracy | None:
 
 def _row(pair: tuple[Point, Point], rounds: tuple[Rounds, Rounds], doubts: tuple[str, ...] = ()) -> Row:
     (dtype_a, size), (dtype_b, _) = pair
-    rates = [1 / estimate([*each.seconds.values()]).value for each in rounds]
+    rates = [1 / estimate([*made.seconds.values()]).value for made in rounds]
     return Row(dtype_a, dtype_b, size, rates[0], rates[1], time_ratio=rates[0] / rates[1], doubts=doubts)
 
 

@@ -98,7 +98,7 @@ def _exactness(full: FullDataset) -> str:
         plain = "in float32, as the model gives them; a self-check passed"
         return (plain if is_plain else unknown(full["exactness_reason"])) + again
     low, high = 100 * report["agreement_low"], 100 * report["agreement_high"]
-    said = (
+    text = (
         f"{report['same_labels']:,} of {report['rows']:,} labels as in float32 one text at a time "
         f"({100 * report['agreement']:.2f} % [{low:.2f}, {high:.2f}]); logits differ by at most "
         f"{number(report['max_abs_logit_difference'])}, {number(report['mean_abs_logit_difference'])} on average"
@@ -106,8 +106,8 @@ def _exactness(full: FullDataset) -> str:
     change = [report.get(f"accuracy_difference{end}") for end in ("", "_low", "_high")]
     if None not in change:
         value, low, high = (100 * share for share in change)
-        said += f"; accuracy {value:+.2f} [{low:+.2f}, {high:+.2f}] percentage points"
-    return said + again
+        text += f"; accuracy {value:+.2f} [{low:+.2f}, {high:+.2f}] percentage points"
+    return text + again
 
 
 def _phases(full: FullDataset) -> list[Block]:
@@ -167,13 +167,13 @@ def of_pass(full: FullDataset, rows: int, price: float | None) -> str:
     """Return the hours of so many rows on the machines of this pass, and their cost at this price of one per hour."""
     scale = rows / full["samples"]
     seconds, machines_s = full["inference_time_s"], full["machine_time_s"]
-    said = _hours(scale * seconds)
+    hours = _hours(scale * seconds)
     if price is None:
-        return said
+        return hours
     if machines_s is None:
-        return f"{said}, cost {unknown(full['machine_time_reason'])}"
+        return f"{hours}, cost {unknown(full['machine_time_reason'])}"
     several = f" for {_hours(scale * machines_s)} of all machines" if machines_s > SEVERAL * seconds else ""
-    return f"{said}, cost {_money(scale * machines_s, price)}{several}"
+    return f"{hours}, cost {_money(scale * machines_s, price)}{several}"
 
 
 def _hours(seconds: float) -> str:

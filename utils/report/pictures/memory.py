@@ -79,8 +79,8 @@ def _owners(axes: Axes, use: TracedMemory) -> None:
 
 def _owner(owner: Owner) -> str:
     name = owner["operator"] or "outside of all operators"
-    place = f"\n{shortened(owner['inside'], LONGEST_OWNER)}" if owner["inside"] else ""
-    return shortened(name, LONGEST_OWNER) + place
+    caller = f"\n{shortened(owner['inside'], LONGEST_OWNER)}" if owner["inside"] else ""
+    return shortened(name, LONGEST_OWNER) + caller
 
 
 def _text(taken: float, peak: float, count: int | None) -> str:
