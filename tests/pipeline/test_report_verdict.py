@@ -42,8 +42,8 @@ def test_card_of_a_run_says_what_limits_what_was_tried_and_what_to_do(data):
         "Next        run in bfloat16: measured 1.8× [1.7, 1.9]",
         "            python run_pipeline.py --from 2 model.dtype=bfloat16 profiling.dtypes=null \\",
         f"               output.results_dir={data.layout.results}-bfloat16",
-        "Throughput  419 samples/s ± 0.15 % at batch size 2, texts as they come; 211 in the pass over the",
-        "            whole set (3 % padding)",
+        "Throughput  419 samples/s ± 0.15 % at batch size 2, unsorted texts; 211 in the pass over the whole",
+        "            set (3 % padding)",
         "Accuracy    0.9125 [0.8993, 0.9241], F1 macro 0.8934, on 2,000 texts",
         "Doubts      none that changes the answer",
     ]

@@ -147,7 +147,7 @@ def _rates(data: ReportData) -> list[Rate]:
     rates, row, full = [], data.chosen, data.full
     if row:
         half_width = row["throughput_half_width_pct"]
-        where = f"at batch size {row['batch_size']}, texts as they come{_too_large(data)}"
+        where = f"at batch size {row['batch_size']}, unsorted texts{_too_large(data)}"
         rates.append(Rate(row["throughput_samples_per_sec_mean"], where, half_width))
     if full:
         where = f"in the pass over the whole set ({way(data)})"

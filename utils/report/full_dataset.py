@@ -53,7 +53,7 @@ def _beside(full: FullDataset, data: ReportData) -> str:
     if row is None or row["dtype"] != full["dtype"]:
         return ""
     ratio = full["throughput_samples_per_sec"] / row["throughput_samples_per_sec_mean"]
-    return f"; {times(ratio)}× that of batch size {row['batch_size']} with the texts as they come"
+    return f"; {times(ratio)}× that of batch size {row['batch_size']} with unsorted texts"
 
 
 def _more(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
@@ -78,7 +78,7 @@ def _ceiling(full: FullDataset) -> str:
         return unknown(full["share_of_ceiling_reason"])
     rate, ceiling = (number(full[f"{name}_flops_per_sec"] / 1e9) for name in ("useful", "ceiling"))
     how = "padding not counted" + ("; the trimmed layer counts in full" if full["trim"] else "")
-    return f"{full['share_of_ceiling_pct']:.1f} %: {rate} of {ceiling} GFLOP/s of matrix products, {how}"
+    return f"{full['share_of_ceiling_pct']:.1f} %: {rate} of {ceiling} matmul GFLOP/s, {how}"
 
 
 def _gpu_hours(full: FullDataset, rows: int) -> str:
@@ -150,7 +150,7 @@ def cost(data: ReportData) -> list[Block]:
     ways: list[tuple[str, Callable[[int], str]]] = []
     if data.chosen:
         rate = data.chosen["throughput_samples_per_sec_mean"]
-        how = f"batch size {data.chosen['batch_size']}, texts as they come"
+        how = f"batch size {data.chosen['batch_size']}, unsorted texts"
         ways.append((how, lambda rows: f"{_hours(rows / rate)}, cost {_money(rows / rate, price)}"))
     if full := data.full:
         ways.append(("as in the whole-dataset pass", lambda rows: of_pass(full, rows, price)))

@@ -1,6 +1,6 @@
 """Where the time of a batch goes and what would change it: owners, trials, limits, operators."""
 
-from boundby.bound import Owner, OwnerKind, Trial, Verdict, card, factor
+from boundby.bound import Owner, Trial, Verdict, card, factor
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown
 from utils.baseline import Row
 from utils.comparison import facts
@@ -11,14 +11,6 @@ from utils.report.figures import Content, Folded, show
 from utils.report.pictures import operators, owners, roofline
 from utils.report.sources import Missing, ReportData
 
-PARTS: dict[OwnerKind, str] = {
-    "compute": "compute, at this machine's full speed",
-    "memory": "moving data, at this machine's full speed",
-    "kernels": "what kernels below peak need beyond that, alone and hot",
-    "around": "what the model around them adds: cold caches, threads that wait",
-    "host": "Python and dispatch between the operators",
-    "remainder": "unexplained",
-}
 OPERATORS = "Operators of the trace"
 
 
@@ -54,7 +46,7 @@ def _breakdown(row: Row, verdict: Verdict) -> Block:
     padding_s = sum(part.seconds * (part.padding_share or 0.0) for part in parts)
     rows = [
         [
-            PARTS[part.kind],
+            owners.LOOKS[part.kind][1],
             number(1e3 * part.seconds),
             f"{100 * part.seconds / total_s:.0f}",
             "" if part.padding_share is None else f"{100 * part.padding_share:.0f}",
@@ -64,7 +56,7 @@ def _breakdown(row: Row, verdict: Verdict) -> Block:
     ]
     rows.append(["together, as measured", number(1e3 * total_s), "100", f"{100 * padding_s / total_s:.0f}"])
     caption = f"The time of a batch of {verdict.reference or row['batch_size']} in {row['dtype']}"
-    return Table(["part", "ms", "%", "of it for\npadding %"], rows, left=[0], caption=caption)
+    return Table(["part", "ms", "%", "of which\npadding %"], rows, left=[0], caption=caption)
 
 
 def tried(data: ReportData) -> list[Content]:

@@ -11,11 +11,11 @@ from utils.baseline import Row
 from utils.report.pictures.style import MUTED, Rows, Subject, new_figure, picture
 
 LOOKS: dict[OwnerKind, tuple[str, str]] = {  # colour, and the name in the legend
-    "compute": ("#0072B2", "compute at full speed"),
-    "memory": ("#56B4E9", "moving data at full speed"),
+    "compute": ("#0072B2", "compute at peak"),
+    "memory": ("#56B4E9", "memory traffic at peak"),
     "kernels": ("#E69F00", "kernels below peak"),
     "around": ("#D55E00", "cold caches, waiting threads"),
-    "host": ("#CC79A7", "dispatch overhead, Python"),
+    "host": ("#CC79A7", "dispatch overhead (Python)"),
     "remainder": ("#BBBBBB", "unexplained"),
 }
 BAR = 0.62  # of the distance between bars
