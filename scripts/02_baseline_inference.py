@@ -12,9 +12,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from utils.command import cli
+from utils.steps import step
 
 
-@cli.step("02")
+@step("02")
 def main(run: cli.Run) -> int:
     from utils import data
     from utils.baseline import sweep as baseline
@@ -29,7 +30,7 @@ def main(run: cli.Run) -> int:
     models.use_matmul_precision(run.config.model.matmul_precision)
     result = baseline.measure(run, receipt, source, rows, show_card)
     run.say(f"wrote {run.layout.metrics}")
-    run.give(result.told)
+    run.give(result.answer)
     return cli.INCOMPLETE if result.failed_points else cli.DONE
 
 

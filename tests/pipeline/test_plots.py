@@ -27,12 +27,12 @@ from tests.traces import GPU_TRACES, REAL_NAMES
 from utils.baseline.document import with_verdicts
 from utils.report.pictures import (
     batch_size_comparison,
+    breakdown,
     calibration,
     confusion,
     memory,
     metrics_heatmap,
     operators,
-    owners,
     style,
     timeline,
     variants,
@@ -310,7 +310,7 @@ def test_unit_follows_the_largest_value():
 def test_bars_are_the_shares_of_the_owners_with_padding_hatched_at_their_ends():
     document = results.document(answered(diagnosed(results.cpu_rows([1, 8]))))
     rows = with_verdicts(document["batch_sizes"])
-    figure = owners.figure(rows, style.subject(document))
+    figure = breakdown.figure(rows, style.subject(document))
     figure.draw_without_rendering()
     [axes] = figure.axes
     shapes = [str(row["verdict"].reference) for row in rows]

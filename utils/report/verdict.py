@@ -1,6 +1,6 @@
 """Where the time of a batch goes and what would change it: owners, trials, limits, operators."""
 
-from boundby.bound import Owner, Trial, Verdict, card, factor
+from boundby.bound import Part, Trial, Verdict, card, factor
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown
 from utils.baseline import Row
 from utils.comparison import facts
@@ -8,7 +8,7 @@ from utils.render import Block, BulletList, Heading, Paragraph, Table
 from utils.report import variants
 from utils.report.advice import LEAST_BOUND
 from utils.report.figures import Content, Folded, show
-from utils.report.pictures import operators, owners, roofline
+from utils.report.pictures import breakdown, operators, roofline
 from utils.report.sources import Missing, ReportData
 
 OPERATORS = "Operators of the trace"
@@ -23,21 +23,21 @@ def where_time_goes(data: ReportData) -> list[Content]:
     """Return the breakdown of the time of the reference batch."""
     heading, row, verdict = Heading("Where the time goes"), data.chosen, of(data.chosen)
     split = tuple(row for row in data.rows if _parts(row)) or Missing("the time of no batch was split")
-    picture = show(data, owners.figure, split)
+    picture = show(data, breakdown.figure, split)
     if verdict is None or row is None:
         reason = data.choice["reason"] if row is None else data.document.get("ceilings_reason")
         return [heading, Paragraph(f"Not known: {clean(reason or 'no reason was recorded', 300)}."), picture]
     return [heading, _breakdown(row, verdict), picture]
 
 
-def _parts(row: Row) -> tuple[Owner, ...]:
+def _parts(row: Row) -> tuple[Part, ...]:
     verdict = of(row)
-    return verdict.owners if verdict else ()
+    return verdict.breakdown if verdict else ()
 
 
 def _breakdown(row: Row, verdict: Verdict) -> Block:
     """Return the parts of the time, which add up to what was measured."""
-    parts = verdict.owners
+    parts = verdict.breakdown
     if not parts:
         bound = card.BOUNDS.get(verdict.bound)
         text = f"is limited by {bound}" if bound else "has times that do not tell what limits it"
@@ -46,7 +46,7 @@ def _breakdown(row: Row, verdict: Verdict) -> Block:
     padding_s = sum(part.seconds * (part.padding_share or 0.0) for part in parts)
     rows = [
         [
-            owners.LOOKS[part.kind][1],
+            breakdown.LOOKS[part.kind][1],
             number(1e3 * part.seconds),
             f"{100 * part.seconds / total_s:.0f}",
             "" if part.padding_share is None else f"{100 * part.padding_share:.0f}",

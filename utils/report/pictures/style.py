@@ -62,7 +62,7 @@ CAUSES: dict[CauseKind, str] = {
     "kernels": "kernels below peak",
     "around": "cold caches",
     "host": "dispatch overhead",
-    "remainder": "unexplained",
+    "unexplained": "unexplained",
     "input": "tokenizing",
     "transfer": "transfer",
 }

@@ -6,17 +6,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from boundby.bound import Owner, OwnerKind
+from boundby.bound import Part, PartKind
 from utils.baseline import Row
 from utils.report.pictures.style import MUTED, Rows, Subject, new_figure, picture
 
-LOOKS: dict[OwnerKind, tuple[str, str]] = {  # colour, and the name in the legend
+LOOKS: dict[PartKind, tuple[str, str]] = {  # colour, and the name in the legend
     "compute": ("#0072B2", "compute at peak"),
     "memory": ("#56B4E9", "memory traffic at peak"),
     "kernels": ("#E69F00", "kernels below peak"),
     "around": ("#D55E00", "cold caches, waiting threads"),
     "host": ("#CC79A7", "dispatch overhead (Python)"),
-    "remainder": ("#BBBBBB", "unexplained"),
+    "unexplained": ("#BBBBBB", "unexplained"),
 }
 BAR = 0.62  # of the distance between bars
 LEAST_NAMED = 0.05  # of the whole, for a part to have its share written in it
@@ -29,9 +29,9 @@ def figure(rows: Rows, about: Subject) -> Figure:
     axes = drawn.subplots()
     longest = 100.0  # more where what is unexplained is negative
     for line, row in enumerate(rows):
-        total_s = sum(part.seconds for part in row["verdict"].owners)
+        total_s = sum(part.seconds for part in row["verdict"].breakdown)
         left = 0.0
-        for part in (part for part in row["verdict"].owners if part.seconds > 0):
+        for part in (part for part in row["verdict"].breakdown if part.seconds > 0):
             left += _part(axes, (left, line), part, 100 * part.seconds / total_s)
         longest = max(longest, left)
     axes.set_yticks(range(len(rows)), [_name(row, len({row["dtype"] for row in rows}) > 1) for row in rows])
@@ -44,7 +44,7 @@ def figure(rows: Rows, about: Subject) -> Figure:
     return drawn
 
 
-def _part(axes: Axes, start: tuple[float, int], part: Owner, width: float) -> float:
+def _part(axes: Axes, start: tuple[float, int], part: Part, width: float) -> float:
     """Draw one part with its padding hatched at its end; return its width."""
     (left, line), colour = start, LOOKS[part.kind][0]
     axes.barh(line, width, BAR, left, color=colour, edgecolor="white", linewidth=0.8)
@@ -64,6 +64,6 @@ def _name(row: Row, with_dtype: bool) -> str:
 
 
 def _key(rows: Sequence[Row]) -> list[Patch]:
-    kinds = {part.kind for row in rows for part in row["verdict"].owners if part.seconds > 0}
+    kinds = {part.kind for row in rows for part in row["verdict"].breakdown if part.seconds > 0}
     marks = [Patch(facecolor=colour, label=name) for kind, (colour, name) in LOOKS.items() if kind in kinds]
     return [*marks, Patch(facecolor=MUTED, edgecolor="white", hatch="////", linewidth=0, label="hatched: for padding")]
