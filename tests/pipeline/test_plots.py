@@ -307,7 +307,7 @@ def test_unit_follows_the_largest_value():
     assert style.unit([None], style.SIZES) == (1.0, "MB")
 
 
-def test_bars_are_the_shares_of_the_owners_with_padding_hatched_at_their_ends():
+def test_bars_are_the_shares_of_the_breakdown_with_padding_hatched_at_their_ends():
     document = results.document(answered(diagnosed(results.cpu_rows([1, 8]))))
     rows = with_verdicts(document["batch_sizes"])
     figure = breakdown.figure(rows, style.subject(document))

@@ -1,4 +1,4 @@
-"""Where the time of a batch goes and what would change it: owners, trials, limits, operators."""
+"""Where the time of a batch goes and what would change it: breakdown, trials, limits, operators."""
 
 from boundby.bound import Part, Trial, Verdict, card, factor
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown

@@ -26,17 +26,6 @@ MOST_RANKS = 16  # that are read with all rows
 MOST_FILES = 200  # that are shown
 MOST_WALKED = 5_000
 DEEPEST = 2  # folders below the run: traces of TensorBoard, iterations of a Trainer
-PURPOSES = {
-    "config.json": "settings of the run",
-    "metrics.json": "metrics of the training",
-    "profiler_summary.json": "the run in sum",
-    "stage_times.json": "stages: summary and occurrences",
-    "stage_log.jsonl": "stages, as they were written",
-    "op_stats.csv": "operators of the trace",
-    "trace.json": "Chrome trace",
-    "trace.json.gz": "Chrome trace, packed",
-    "manifest.json": "what was recorded, and what was not",
-}
 MOST_RUNS = 6  # that are kept, for all who look
 COST = 10  # the time between two readings of a run, at least, in times of what one takes
 
@@ -181,14 +170,6 @@ class RunFile:
     path: str  # below the folder of the run
     size_bytes: int
     changed_unix_s: float
-
-    @property
-    def purpose(self) -> str:
-        """Return what the file is for, as far as its name says."""
-        name = self.path.rpartition("/")[2]
-        if name.startswith("rank"):
-            name = name.partition("_")[2]
-        return PURPOSES.get(name, "")
 
 
 class RunFolder:

@@ -375,8 +375,6 @@ def artifacts(shown: Shown) -> None:
 
 def _one(shown: Shown, files: Mapping[str, RunFile]) -> None:
     file = files[chosen("File", {path: text.plain(path) for path in files}, "file")]
-    if file.purpose:
-        st.caption(file.purpose)
     if file.size_bytes > LARGEST_DOWNLOAD:
         st.info(f"Files above {text.size(LARGEST_DOWNLOAD)} do not go through the browser; copy this one:")
         st.code(str(shown.folder.folder.resolve() / file.path), language=None, wrap_lines=True)
