@@ -59,7 +59,7 @@ def row(dtype: str, size: int, status: str = "ok", doubts: Sequence[str] = ()) -
 
 
 def document(made: Sequence[Visit], **changes: Any) -> dict[str, Any]:
-    rows = [row(*point) for point in dict.fromkeys((each.dtype, each.batch_size) for each in made)]
+    rows = [row(*point) for point in dict.fromkeys((visit.dtype, visit.batch_size) for visit in made)]
     known = {"batch_sizes": rows, "model": MODEL, "full_dataset_metrics": None}
     return baseline_document.document([], **{**known, **changes})
 
@@ -107,7 +107,7 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def compare(capsys: pytest.CaptureFixture[str]) -> Command:
     def start(*arguments: Any) -> tuple[int, str, str]:
-        code = importlib.import_module("scripts.compare_runs").main([str(each) for each in arguments])
+        code = importlib.import_module("scripts.compare_runs").main([str(argument) for argument in arguments])
         return code, *capsys.readouterr()
 
     return start
@@ -205,7 +205,10 @@ def test_further_runs_are_held_against_the_first_in_one_table(compare: Command, 
     assert "C: Measured in one run only:\n- float32 batch size 32: A ok, C absent" in shown
     assert compare(a, b, b, "--strict")[0] == 0
     several = json.loads(compare(a, b, c, "--json")[1])["comparisons"]
-    assert [(each["b"]["name"], each["verdict"]) for each in several] == [("B", "improved"), ("C", "regression")]
+    assert [(comparison["b"]["name"], comparison["verdict"]) for comparison in several] == [
+        ("B", "improved"),
+        ("C", "regression"),
+    ]
     assert compare(a)[0] == 2
 
 
@@ -213,7 +216,7 @@ def test_rows_are_worked_out_from_the_timings_as_the_sweep_does(tmp_path: Path) 
     made = sweep({("float32", 1): 0.004, ("bfloat16", 8): 0.002}, gpu=True)
     folder = store(tmp_path / "a", made)
     files.write_csv(folder / "raw_samples.csv", visits.raw_rows(made), visits.RAW_COLUMNS)
-    rows = [{name: str(value) for name, value in each.items()} for each in visits.raw_rows(made)]
+    rows = [{name: str(value) for name, value in row.items()} for row in visits.raw_rows(made)]
     assert sorted(visits_of(rows, document(made)), key=str) == sorted(made, key=str)
     found = rounds_of(made)["bfloat16", 8].seconds
     assert found == pytest.approx({number: 0.002 * factor for number, factor in enumerate(SPREAD)}, rel=1e-12)
@@ -317,7 +320,7 @@ def test_a_file_that_the_disk_no_longer_gives_is_named(compare: Command, a: Path
 def test_the_pass_over_the_dataset_is_paired_by_shard(compare: Command, tmp_path: Path) -> None:
     """Shards differ tenfold in length; each is 8 % slower, which only a paired comparison can see."""
     seconds = [1.0, 2.0, 4.0, 7.0, 10.0]
-    slower = [1.08 * each * factor for each, factor in zip(seconds, SPREAD, strict=True)]
+    slower = [1.08 * shard * factor for shard, factor in zip(seconds, SPREAD, strict=True)]
     a, b = passed(tmp_path / "a", seconds=seconds), passed(tmp_path / "b", seconds=slower)
     code, shown, _ = compare(a, b)
     assert code == 1
@@ -353,7 +356,7 @@ def test_json_is_one_strict_document(with_b: Command) -> None:
     assert found["verdict"] == "regression"
     assert found["b"]["model"] == name["name"]
     assert found["minimum_effect_pct"] == 3.0
-    assert [each["verdict"] for each in found["rows"]] == ["same", "slower", "same"]
+    assert [row["verdict"] for row in found["rows"]] == ["same", "slower", "same"]
     slower = found["rows"][1]
     assert slower["time_ratio_ci_low"] < slower["time_ratio"] < slower["time_ratio_ci_high"]
     assert (slower["rounds_a"], slower["rounds_b"], slower["batch_size"]) == (5, 5, 8)
@@ -394,7 +397,7 @@ def test_unusable_input_ends_with_2_and_names_the_file(
 
 def test_dtypes_of_one_run_are_compared_with_the_first() -> None:
     made = sweep({("float32", 1): 0.004, ("float32", 8): 0.002, ("bfloat16", 1): 0.004, ("bfloat16", 8): 0.001})
-    made += [replace(each, dtype="float16") for each in sweep({8: 0.002})]
+    made += [replace(visit, dtype="float16") for visit in sweep({8: 0.002})]
     found = between_dtypes(document(made, device=GPU), rounds_of(made))
     assert [(row.dtype_a, row.dtype_b, row.batch_size, row.verdict) for row in found] == [
         ("float32", "bfloat16", 1, "same"),
@@ -417,7 +420,7 @@ BUSY = (Disturbance("foreign_load", "other processes used 1.0 of 2 cores"),)
 @pytest.mark.parametrize(("quiet", "verdict"), [(0, "ambiguous"), (2, "ambiguous"), (3, "slower"), (5, "slower")])
 def test_no_verdict_rests_on_disturbed_rounds(with_b: Command, quiet: int, verdict: str) -> None:
     slower = sweep({1: 0.004, 8: 0.004, 32: 0.001})
-    disturbed = [replace(each, disturbances=() if each.round < quiet else BUSY) for each in slower]
+    disturbed = [replace(visit, disturbances=() if visit.round < quiet else BUSY) for visit in slower]
     _, shown, _ = with_b(disturbed)
     assert cells_of(shown, 8)[-1] == verdict
     refused = f"something else used the machine in too many rounds: {5 - quiet} of 5 in B" in " ".join(shown.split())
@@ -428,7 +431,8 @@ def test_two_runs_that_timed_other_batches_say_so(with_b: Command) -> None:
     said = "the two runs timed other batches"
     assert said not in with_b(sweep(AS_A))[1]
     moved = [
-        replace(each, timings=tuple(replace(one, index=one.index + 1) for one in each.timings)) for each in sweep(AS_A)
+        replace(visit, timings=tuple(replace(one, index=one.index + 1) for one in visit.timings))
+        for visit in sweep(AS_A)
     ]
     assert said in " ".join(with_b(moved)[1].split())
 
@@ -471,7 +475,7 @@ def trained(factor: float = 1.0, **stages: float):
 
 
 def stage_rows(a, b) -> dict[str, comparison.StageRow]:
-    return {each.name: each for each in comparison.contrast(a, b).rows}
+    return {row.name: row for row in comparison.contrast(a, b).rows}
 
 
 def test_the_stage_that_grew_is_slower_and_the_mirror_image_faster():
@@ -572,6 +576,6 @@ def test_a_gate_says_beforehand_what_it_takes_to_find_a_slowdown() -> None:
     rows = [{**row("float32", size), **known, "throughput_half_width_pct": 1.0} for size in (1, 8)]
     assert "5 % with the budget of this run; a slowdown of 10 %" in facts.gate_text(document([], batch_sizes=rows))
     assert "5 % at most half the time" in facts.gate_text(document([], batch_sizes=rows), 0.05)
-    loud = [{**each, "throughput_half_width_pct": 4.0} for each in rows]
+    loud = [{**row, "throughput_half_width_pct": 4.0} for row in rows]
     assert "max_seconds_per_batch_size=" in facts.gate_text(document([], batch_sizes=loud))
     assert facts.gate_text(document([], batch_sizes=[])) is None
