@@ -318,6 +318,8 @@ def test_bars_are_the_shares_of_the_breakdown_with_padding_hatched_at_their_ends
     own = [bar for bar in axes.patches if bar.get_hatch() is None]
     assert [bar.get_width() for bar in own[:5]] == pytest.approx([50, 5, 15, 20, 12])  # left over is negative: no bar
     hatched = [bar for bar in axes.patches if bar.get_hatch()]
+    ends = [bar.get_x() + bar.get_width() for bar in hatched]
+    assert ends == pytest.approx([bar.get_x() + bar.get_width() for bar in own[5:10]])
     share = document["batch_sizes"][1]["padding_pct"] / 100
     assert [bar.get_width() for bar in hatched] == pytest.approx([share * width for width in (50, 5, 15, 20, 12)])
     assert axes.get_xlim()[1] == pytest.approx(102)
