@@ -23,6 +23,7 @@ from utils.evaluation import rows, tuning
 from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
 from utils.evaluation.parts import Record
 from utils.evaluation.plan import Identity
+from utils.evaluation.tuning import Load
 from utils.tasks.sequence_classification import score
 
 TEXTS = ("plain", 'with "quotes", and a comma', "two\nlines", "a\r\nbreak\rmore", "é\u2028ü 😀", " ", "=1+1", "last")
@@ -191,12 +192,12 @@ TEXTS_2000 = ["text"] * 2000
 
 def test_a_long_evaluation_takes_the_smallest_budget_as_fast_as_the_fastest():
     machine = Machine({512: 2.0, 1024: 1.5, 2048: 1.01, 4096: 1.0, 8192: 1.2})
-    found = tuning.choose_budget(machine, TEXTS_2000, 10_000.0, 1e-5)
+    found = tuning.choose_budget(machine, TEXTS_2000, Load(1e9, 1e-5))
     assert found.token_budget == 2048
     assert list(found.seconds) == ["512", "1024", "2048", "4096", "8192"]
     assert {count for count, _ in machine.calls[2:]} == {164}  # two full batches of the largest: 16,384 tokens
     machine = Machine({})
-    few = tuning.choose_budget(machine, TEXTS_2000[:20], 10_000.0, 1e-5)
+    few = tuning.choose_budget(machine, TEXTS_2000[:20], Load(1e9, 1e-5))
     assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")
     assert tuning.seconds_per_token(machine, TEXTS_2000) == pytest.approx(1e-5)
     assert machine.calls == [(21, 2048)] * 2  # a full batch: fewer texts would not fill a GPU
@@ -215,7 +216,7 @@ def test_a_long_evaluation_takes_the_smallest_budget_as_fast_as_the_fastest():
 )
 def test_a_search_is_made_where_it_is_predicted_to_save_what_it_takes(a_quarter, whole_s, saved_s):
     machine = Machine({512: a_quarter})
-    found = tuning.choose_budget(machine, TEXTS_2000, whole_s, 1e-5)
+    found = tuning.choose_budget(machine, TEXTS_2000, Load(whole_s / 1e-5, 1e-5))
     search_s = 1e-5 * 164 * 100 * len(token_budgets(machine.device)) * (tuning.SEARCH_ROUNDS + 1)
     if saved_s == "searched":
         assert found.seconds and found.token_budget == (512 if a_quarter < 1 else 1024)
@@ -248,23 +249,26 @@ def of_layers(products: float) -> torch.nn.Module:
     return layers.to("meta")
 
 
+LOAD = Load(24e6, 554 / 24e6)  # the set on which it was not tried
+
+
 def test_what_faster_products_save_follows_from_the_limits_of_products():
     h100 = limits(highest=50e12, high=400e12)
-    saved = tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, h100)  # the set on which it was not tried
+    saved = tuning.saved_by_kernels(of_layers(1e9), GPU, LOAD, h100)
     assert saved.value == pytest.approx(24e6 * 1e9 / 50e12 * (1 - 50 / 400))
     assert saved.low < saved.value < saved.high < 554.0
-    most = tuning.saved_by_kernels(of_layers(1e9), GPU, 1e12, 554.0, h100)
+    most = tuning.saved_by_kernels(of_layers(1e9), GPU, Load(1e12, 554e-12), h100)
     assert most.value == pytest.approx(554.0 * (1 - 50 / 400))  # products take no more than all of it
-    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, limits(highest=50e12))
-    unknown = tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, None)
+    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, LOAD, limits(highest=50e12))
+    unknown = tuning.saved_by_kernels(of_layers(1e9), GPU, LOAD, None)
     assert unknown.reason == "the limits of this machine are not known"
-    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, limits(highest=7e12, high=7e12))  # of a T4
+    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, LOAD, limits(highest=7e12, high=7e12))  # of a T4
 
 
 @pytest.mark.skipif(not can_prepare(CPU), reason="this CPU cannot lay out weights anew")
 def test_prepared_weights_are_predicted_to_save_what_they_saved_elsewhere():
-    assert tuning.saved_by_kernels(of_layers(1e9), CPU, 1e6, 1000.0, None) == tuning.PREPARED.times(1000.0)
-    faster = tuning.saved_by_kernels(of_layers(1e9), CPU, 1e6, 1000.0, limits(highest=2e12, medium=8e12))
+    assert tuning.saved_by_kernels(of_layers(1e9), CPU, Load(1e6, 1e-3), None) == tuning.PREPARED.times(1000.0)
+    faster = tuning.saved_by_kernels(of_layers(1e9), CPU, Load(1e6, 1e-3), limits(highest=2e12, medium=8e12))
     assert faster.value == pytest.approx(500.0 * 0.75)
 
 
@@ -272,11 +276,13 @@ def test_what_compiling_saves_follows_from_a_trial_or_from_what_products_leave()
     a_gpu = SimpleNamespace(device=GPU, dtype="bfloat16", options=SimpleNamespace(precision="bfloat16"))
     a_cpu = SimpleNamespace(device=CPU)
     known = tuning.Known(lambda: limits(highest=50e12, bfloat16=800e12))
-    saved = tuning.saved_by_compiling(a_gpu, of_layers(1e9), 24e6, 100.0, known)
+    saved = tuning.saved_by_compiling(a_gpu, of_layers(1e9), Load(24e6, 100 / 24e6), known)
     assert (saved.value, saved.low, saved.high) == (pytest.approx(35.0), 0.0, pytest.approx(70.0))
-    assert not tuning.saved_by_compiling(a_gpu, of_layers(1e9), 24e6, 100.0, tuning.Known())
-    assert tuning.saved_by_compiling(a_cpu, None, 1.0, 100.0, tuning.Known()) == tuning.COMPILED_ON_HOST.times(100.0)
-    tried = tuning.saved_by_compiling(a_cpu, None, 1.0, 100.0, tuning.Known(compiled=Interval(1.25, 1.0, 2.0)))
+    assert not tuning.saved_by_compiling(a_gpu, of_layers(1e9), Load(24e6, 100 / 24e6), tuning.Known())
+    assert tuning.saved_by_compiling(a_cpu, None, Load(1.0, 100.0), tuning.Known()) == tuning.COMPILED_ON_HOST.times(
+        100.0
+    )
+    tried = tuning.saved_by_compiling(a_cpu, None, Load(1.0, 100.0), tuning.Known(compiled=Interval(1.25, 1.0, 2.0)))
     assert (tried.value, tried.low, tried.high) == (pytest.approx(20.0), 0.0, 50.0)
 
 

@@ -70,8 +70,8 @@ def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, 
         faster = replace(options, precision="float32_fast")
         return SimpleNamespace(options=faster, report=None, reasons=(), reference=None)
 
-    def compilation(setting, predictor, compiled, texts, whole_s, token_s, foreseen):
-        asked.append((predictor.options.precision, whole_s))
+    def compilation(setting, predictor, compiled, texts, load, foreseen):
+        asked.append((predictor.options.precision, load.seconds))
         return plans.Compilation(False, "it is a test")
 
     monkeypatch.setattr(planning, "choose_precision", chosen)
@@ -140,7 +140,8 @@ FORESEEN = Interval(150.0, 0.0, 300.0)
 
 
 def chosen(setting, compiled, whole_s=LONG_S, foreseen=FORESEEN):
-    return tuning.choose_compilation(setting, Timed(1.0), lambda: compiled, ["text"], whole_s, 1e-4, lambda: foreseen)
+    load = tuning.Load(whole_s / 1e-4, 1e-4)
+    return tuning.choose_compilation(setting, Timed(1.0), lambda: compiled, ["text"], load, lambda: foreseen)
 
 
 def test_layers_are_compiled_where_that_pays(compiler, monkeypatch):
@@ -179,7 +180,8 @@ def test_compiling_is_tried_where_it_is_predicted_to_save_what_it_takes(compiler
         tried = []
         foreseen = Interval(saved_s, 0.0, 2 * saved_s)
         found = tuning.choose_compilation(
-            "auto", Timed(1.0), lambda tried=tried: tried.append(1) or Timed(0.5, 1.0), ["text"], 599.0, 1e-4,
+            "auto", Timed(1.0), lambda tried=tried: tried.append(1) or Timed(0.5, 1.0), ["text"],
+            tuning.Load(599e4, 1e-4),
             lambda foreseen=foreseen: foreseen,
         )  # fmt: skip
         assert found.on == bool(tried) == (saved_s > cost_s)

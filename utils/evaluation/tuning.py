@@ -48,6 +48,23 @@ class Known:
     compiled: Interval | None = None
 
 
+@dataclass(frozen=True)
+class Load:
+    """The work of an evaluation, or a worker's share of it: its tokens, and the seconds that one takes in a batch."""
+
+    tokens: float
+    token_s: float
+
+    @property
+    def seconds(self) -> float:
+        """About what it takes."""
+        return self.tokens * self.token_s
+
+    def shared(self, workers: int) -> "Load":
+        """Return the share of each of so many workers."""
+        return Load(self.tokens / workers, self.token_s)
+
+
 def product_seconds(model: Any, tokens: float, flops_per_s: float) -> float:
     """Return the least time of the products of all layers over so many tokens, at this rate; attention is not in it."""
     modules = getattr(model, "base_model", model).modules()
@@ -56,21 +73,20 @@ def product_seconds(model: Any, tokens: float, flops_per_s: float) -> float:
     return 2.0 * sum(matrix.numel() for matrix in matrices) * tokens / flops_per_s
 
 
-def saved_by_kernels(
-    model: Any, device: torch.device, tokens: float, whole_s: float, limits: Ceilings | None
-) -> Interval | Missing:
-    """Return the seconds that other kernels of float32 are predicted to save of `whole_s`, for so many tokens.
+def saved_by_kernels(model: Any, device: torch.device, load: Load, limits: Ceilings | None) -> Interval | Missing:
+    """Return the seconds that other kernels of float32 are predicted to save of the load.
 
     By the limits of products: the time that they take at least, over the ratio of both limits. They may take all of
-    `whole_s`, which is the upper end. By weights that are laid out anew on a CPU: what that saved elsewhere.
+    the time, which is the upper end. By weights that are laid out anew on a CPU: what that saved elsewhere.
     """
+    whole_s = load.seconds
     known = [PREPARED.times(whole_s)] if can_prepare(device) else []
     in_use = limits.configured("float32") if limits else None
     wanted = fast_float32_products(device)
     coarser = [each for each in limits.compute if (each.dtype, each.precision) == ("float32", wanted)] if limits else []
     if in_use and coarser and coarser[0].flops_per_s > in_use.flops_per_s:
         fast = coarser[0]
-        products_s = min(whole_s, product_seconds(model, tokens, in_use.flops_per_s))
+        products_s = min(whole_s, product_seconds(model, load.tokens, in_use.flops_per_s))
         known.append(
             Interval(
                 products_s * (1 - in_use.flops_per_s / fast.flops_per_s),
@@ -85,26 +101,24 @@ def saved_by_kernels(
     )
 
 
-def saved_by_compiling(
-    predictor: Predictor, model: Any, tokens: float, whole_s: float, known: Known
-) -> Interval | Missing:
-    """Return the seconds that compiled layers are predicted to save of `whole_s`, for so many tokens.
+def saved_by_compiling(predictor: Predictor, model: Any, load: Load, known: Known) -> Interval | Missing:
+    """Return the seconds that compiled layers are predicted to save of the load.
 
     By what they gained in step 02; else on a CPU by what they saved elsewhere. On a GPU all but the products, at their
     limit, may be saved, or nothing: half of it is what trying is worth.
     """
     if known.compiled:
         ends = (known.compiled.value, known.compiled.low, known.compiled.high)
-        return Interval(*(whole_s * (1 - 1 / gain) for gain in ends))
+        return Interval(*(load.seconds * (1 - 1 / gain) for gain in ends))
     if is_host(predictor.device):
-        return COMPILED_ON_HOST.times(whole_s)
+        return COMPILED_ON_HOST.times(load.seconds)
     limits = known.limits()
     ceiling = limits and (
         limits.best("float32") if predictor.options.precision == "float32_fast" else limits.configured(predictor.dtype)
     )
     if not ceiling:
         return Missing(f"the limit of products in {predictor.dtype} is not known")
-    rest_s = max(0.0, whole_s - product_seconds(model, tokens, ceiling.flops_per_s))
+    rest_s = max(0.0, load.seconds - product_seconds(model, load.tokens, ceiling.flops_per_s))
     return Interval(rest_s / 2, 0.0, rest_s)
 
 
@@ -149,11 +163,9 @@ def guard_in_full_batches(predictor: Predictor, model: Any, texts: Sequence[str]
     return guard(float(np.abs(found - reference).max()), float(np.abs(reference).max()))
 
 
-def choose_budget(predictor: Predictor, texts: Sequence[str], whole_s: float, token_s: float) -> Budget:
-    """Return the fastest budget for texts such as these, or the usual one where a search would not pay.
-
-    `whole_s` is about what an evaluation of all texts takes, `token_s` what a token takes in a usual batch.
-    """
+def choose_budget(predictor: Predictor, texts: Sequence[str], load: Load) -> Budget:
+    """Return the fastest budget for texts such as these, or the usual one where a search would not pay."""
+    whole_s, token_s = load.seconds, load.token_s
     order = np.random.default_rng(0).permutation(len(texts))  # else the first texts would stand for all
     texts = [texts[row] for row in order]
     lengths = predictor.tokenize(texts).lengths
@@ -204,19 +216,18 @@ ROUNDS = 5
 PASSES = 2 * (ROUNDS + 1)  # over the measured tokens: both ways, and once for their labels
 
 
-def choose_compilation(  # noqa: PLR0913, PLR0917  (of one caller)
+def choose_compilation(
     setting: str,
     eager: Predictor,
     compiled: Callable[[], Predictor],
     texts: Sequence[str],
-    whole_s: float,
-    token_s: float,
+    load: Load,
     foreseen: Callable[[], Interval | Missing],
 ) -> Compilation:
-    """Return whether `setting` (auto, off, on) has the layers compiled in an evaluation of `whole_s` per worker.
+    """Return whether `setting` (auto, off, on) has the layers compiled for the load of a worker.
 
-    `compiled` makes the predictor that is compiled; a token takes `token_s`, and `foreseen` are the seconds that these
-    layers are predicted to save. Raises PipelineError where `on` cannot be.
+    `compiled` makes the predictor that is compiled; `foreseen` are the seconds that its layers are predicted to save.
+    Raises PipelineError where `on` cannot be.
     """
     if setting == "off":
         return Compilation(False, "evaluation.compile=off")
@@ -225,7 +236,8 @@ def choose_compilation(  # noqa: PLR0913, PLR0917  (of one caller)
         raise EnvironmentLacksError(f"evaluation.compile=on: {lacking}; install it, or leave it at auto")
     if lacking:
         return Compilation(False, f"not compiled: {lacking}")
-    cost_s = compile_seconds(eager.device) + PASSES * MEASURED_TOKENS * token_s
+    whole_s = load.seconds
+    cost_s = compile_seconds(eager.device) + PASSES * MEASURED_TOKENS * load.token_s
     if setting == "auto" and whole_s <= cost_s:
         return Compilation(False, f"not measured: a worker needs about {whole_s:.0f} s, trying it about {cost_s:.0f} s")
     saved = foreseen() if setting == "auto" else None
