@@ -266,7 +266,7 @@ def peers(case: Case) -> dict[str, Label]:
         SPEC: lambda texts: _batches(case, texts, range(len(texts)), SPEC_BATCH, "max_length"),
         LONGEST: lambda texts: _batches(case, texts, range(len(texts)), SPEC_BATCH, "longest"),
         CHARACTERS: lambda texts: _batches(
-            case, texts, np.argsort([-len(each) for each in texts]).tolist(), SORTED_BATCH, "longest"
+            case, texts, np.argsort([-len(text) for text in texts]).tolist(), SORTED_BATCH, "longest"
         ),
     }
     return found | {f"{PIPELINE} {size}": _pipeline(case, size) for size in PIPELINE_BATCHES}
@@ -299,7 +299,7 @@ def _pipeline(case: Case, size: int) -> Label:
 
     def label(texts: Sequence[str]) -> list[int]:
         found = made(list(texts), batch_size=size, truncation=True, max_length=MAX_LENGTH)
-        return [ids[each["label"]] for each in found]
+        return [ids[answer["label"]] for answer in found]
 
     return label
 
@@ -389,11 +389,11 @@ def roofline_of(predictor: Predictor, texts: Sequence[str], weights_bytes: float
     prepared = msgspec.structs.replace(limits, flops_per_s=Interval.exact(max(stock, reached)))
     least, spent = defaultdict(float), defaultdict(float)
     for forward in predictor.forwards(predictor.tokenize(texts)):
-        for each in count(forward, clock=time.perf_counter).operators:
-            roof = prepared if each.name in PREPARED else limits
-            found = attribute([_load(each)], roof, weights_bytes, each.seconds or 1e-9, on_host=False)
-            least[_kind(each)] += found.compute_s + found.memory_s
-            spent[_kind(each)] += each.seconds or 0.0
+        for operator in count(forward, clock=time.perf_counter).operators:
+            roof = prepared if operator.name in PREPARED else limits
+            found = attribute([_load(operator)], roof, weights_bytes, operator.seconds or 1e-9, on_host=False)
+            least[_kind(operator)] += found.compute_s + found.memory_s
+            spent[_kind(operator)] += operator.seconds or 0.0
     return Roofline(sum(least.values()), *({kind: times[kind] for kind in KINDS} for times in (least, spent)))
 
 
@@ -432,10 +432,10 @@ def _load(work: OperatorWork) -> OperatorLoad:
 def limits_text(ceilings: Ceilings) -> str:
     """Return the measured limits as one line."""
     rates = [
-        f"{each.dtype} {each.precision or ''} {each.flops_per_s / 1e9:.0f}".replace("  ", " ")
-        for each in ceilings.compute
+        f"{ceiling.dtype} {ceiling.precision or ''} {ceiling.flops_per_s / 1e9:.0f}".replace("  ", " ")
+        for ceiling in ceilings.compute
     ]
-    memory = [f"{each.level} {each.bytes_per_s / 1e9:.0f}" for each in ceilings.memory]
+    memory = [f"{ceiling.level} {ceiling.bytes_per_s / 1e9:.0f}" for ceiling in ceilings.memory]
     return f"GFLOP/s: {', '.join(rates)}; GB/s: {', '.join(memory)}; {torch.get_num_threads()} threads"
 
 
@@ -457,18 +457,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     deadline = time.perf_counter() + args.seconds
     states = {name: State.read(args.state, name, args.rows) for name in args.only or here}
     found = [_measure(name, args.rows, args.repeats, state, deadline) for name, state in states.items()]
-    measured = [each for each in found if each]
+    measured = [case for case in found if case]
     print()
     if len(measured) < len(found):
         print("not all repeats are made; the same command goes on")
         return 3
-    short = [failure for each in measured for failure in failures(each)]
-    for each in measured:
-        for method, reason in each.unjudged.items():
-            print(f"not judged: the bounds of {method} ({each.name}): {reason}")
+    short = [failure for case in measured for failure in failures(case)]
+    for case in measured:
+        for method, reason in case.unjudged.items():
+            print(f"not judged: the bounds of {method} ({case.name}): {reason}")
     for failure in short:
         print(f"FAILED: {failure}")
-    summary = "; ".join(f"{each.name}: {', '.join(lines(each))}" for each in measured)
+    summary = "; ".join(f"{case.name}: {', '.join(lines(case))}" for case in measured)
     print(f"{'FAILED' if short else 'passed'}: {summary}")
     return int(bool(short))
 

@@ -169,4 +169,4 @@ def file_of(folder: Path, library: Library, precision: str = "float32") -> Path:
 
 def file_bytes(path: Path) -> int:
     """Return the size of a converted model: OpenVINO's weights lie beside its graph."""
-    return sum(each.stat().st_size for each in path.parent.glob(f"{path.stem}.*") if each.is_file())
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*") if file.is_file())

@@ -53,7 +53,9 @@ class Subject:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
-        dtypes: list[torch.dtype] = [each.dtype for each in self.model.parameters() if each.is_floating_point()]
+        dtypes: list[torch.dtype] = [
+            parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()
+        ]
         return dtypes[0]
 
     def work(self, model: Any) -> Work:
@@ -112,7 +114,7 @@ def without_padding(subject: Subject) -> Candidate | Untried | None:
 
         def padded(model: Any) -> torch.Tensor:
             batches = [collate(tokens, rows, pad_id, subject.device) for rows in packed]
-            return torch.cat([forward(model, each) for each in batches]).float()
+            return torch.cat([forward(model, batch) for batch in batches]).float()
 
         own = padded(subject.model)
         effect = matmul_effect(precision, own.device)

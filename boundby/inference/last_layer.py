@@ -97,7 +97,7 @@ def defer(model: Any, original: Any, dtype: torch.dtype) -> None:
     heads = getattr(original.config, "num_attention_heads", 0)
     names = found[1].sources
     linears = [getattr(given, name, None) for name in names]
-    if not all(type(each) is nn.Linear and each.in_features == each.out_features for each in linears):
+    if not all(type(linear) is nn.Linear and linear.in_features == linear.out_features for linear in linears):
         return
     for name, linear in zip(names, linears, strict=True):
         setattr(attention, name, Deferred(cast(nn.Linear, linear), heads, dtype))

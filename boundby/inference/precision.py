@@ -126,15 +126,15 @@ def _rounded(inputs: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
 
 def calibrate(model: nn.Module, compute: Callable[[], object]) -> None:
     """Settle the layers of a working copy that compute in eight bits, by what they meet in `compute`."""
-    layers = [each for each in model.modules() if isinstance(each, Int8Linear)]
+    layers = [module for module in model.modules() if isinstance(module, Int8Linear)]
     if not layers:
         return
     compute()
-    fed_by, steps = {id(fed): each for each in layers for fed in each.feeds}, dict[bytes, torch.Tensor]()
-    for each in layers:
-        each.settle(steps, fed_by.get(id(each)))
-    for each in layers:
-        each.join()
+    fed_by, steps = {id(fed): layer for layer in layers for fed in layer.feeds}, dict[bytes, torch.Tensor]()
+    for layer in layers:
+        layer.settle(steps, fed_by.get(id(layer)))
+    for layer in layers:
+        layer.join()
 
 
 def to_int8(model: nn.Module) -> None:
@@ -232,10 +232,10 @@ def prepare(model: nn.Module) -> None:
 
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes that parameters and buffers hold, each tensor once, and those of prepared weights."""
-    held = (part for each in (*model.parameters(), *model.buffers()) for part in _parts(each))
-    tensors = {each.data_ptr(): each for each in held}.values()
-    packed = [each.packed for each in model.modules() if isinstance(each, PreparedLinear | Int8Linear)]
-    return sum(each.numel() * each.element_size() for each in (*tensors, *packed))
+    held = (part for tensor in (*model.parameters(), *model.buffers()) for part in _parts(tensor))
+    tensors = {part.data_ptr(): part for part in held}.values()
+    packed = [module.packed for module in model.modules() if isinstance(module, PreparedLinear | Int8Linear)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *packed))
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -327,13 +327,13 @@ class Predictor:
             ):
                 running = [pool.submit(self._tally, tokens, waiting) for _ in range(streams)]
                 try:
-                    tallies = [each.result() for each in running]
+                    tallies = [future.result() for future in running]
                 finally:
                     waiting.clear()  # after an error or a signal
         return _Tally(
-            sum(each.computed_tokens for each in tallies),
-            sum(each.halvings for each in tallies),
-            [part for each in tallies for part in each.parts],
+            sum(tally.computed_tokens for tally in tallies),
+            sum(tally.halvings for tally in tallies),
+            [part for tally in tallies for part in tally.parts],
         )
 
     def _streams(self, batches: int, threads: int) -> int:

@@ -26,7 +26,7 @@ class Rotary:
     def __init__(self, model: Any) -> None:
         modules = model.modules() if isinstance(model, nn.Module) else ()
         turning = (_Turning(module) for module in modules if _has_frequencies(module))
-        self._modules = [each for each in turning if each.depends_on_length]
+        self._modules = [candidate for candidate in turning if candidate.depends_on_length]
         self._known: dict[int, tuple[bytes, ...]] = {}
 
     def __bool__(self) -> bool:
@@ -35,8 +35,8 @@ class Rotary:
 
     def forget(self) -> None:
         """Take back what earlier texts have left in the model: the next forward is that of a fresh one."""
-        for each in self._modules:
-            _forget(each.module)
+        for turning in self._modules:
+            _forget(turning.module)
 
     def are_same(self, length: int, other: int) -> bool:
         """Tell whether texts of these numbers of tokens have the same frequencies alone."""
@@ -64,7 +64,7 @@ class Rotary:
 
     def _frequencies(self, length: int) -> tuple[bytes, ...]:
         if length not in self._known:
-            self._known[length] = tuple(each.frequencies(length) for each in self._modules)
+            self._known[length] = tuple(turning.frequencies(length) for turning in self._modules)
         return self._known[length]
 
 

@@ -155,8 +155,8 @@ def turns(predictors: Sequence[Predictor], texts: Sequence[str]) -> list[list[fl
     rounds = []
     for number in range(TURNS + 1):
         order = range(len(predictors)) if number % 2 else range(len(predictors) - 1, -1, -1)
-        seconds = {each: predictors[each].predict(texts).seconds.total_s for each in order}
-        rounds.append([seconds[each] for each in range(len(predictors))])
+        seconds = {index: predictors[index].predict(texts).seconds.total_s for index in order}
+        rounds.append([seconds[index] for index in range(len(predictors))])
     return rounds[1:]  # the first pass is cold
 
 
@@ -235,7 +235,7 @@ class _Workplace:
     def _folder(self, name: str) -> Path:
         """Return the folder of a library's files: of this model, these versions and these texts for the ranges."""
         library = ENGINES[name].library
-        packages = {each for engine in ENGINES.values() if engine.library == library for each in engine.packages}
+        packages = {package for engine in ENGINES.values() if engine.library == library for package in engine.packages}
         versions = environment.versions(("torch", "transformers", *sorted(packages)))
         weights = self._loaded.source.fingerprint
         key = files.sha256_of([library, weights, versions, self._own.options.max_length, self._calibration])
@@ -244,9 +244,9 @@ class _Workplace:
 
 def tidy(shelf: Shelf, kept: Path | None) -> None:
     """Remove what lies on the shelf but for the folder of this file."""
-    for each in shelf.folder.glob("*"):
-        if kept is None or each != kept.parent:
-            shutil.rmtree(each, ignore_errors=True)
+    for folder in shelf.folder.glob("*"):
+        if kept is None or folder != kept.parent:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def precisions_of(made: Plan) -> dict[str, Precision]:
@@ -283,4 +283,4 @@ def _version(name: str) -> str:
 
 def _sha256(path: Path) -> str:
     """Return a hash of a converted model: OpenVINO's weights lie beside its graph. Raises OSError."""
-    return files.sha256_of({each.name: contents.sha256(each) for each in sorted(path.parent.glob(f"{path.stem}.*"))})
+    return files.sha256_of({file.name: contents.sha256(file) for file in sorted(path.parent.glob(f"{path.stem}.*"))})

@@ -171,4 +171,4 @@ def _added_up(spans: Iterable[tuple[Hashable, Span]]) -> float:
     places: defaultdict[Hashable, list[Span]] = defaultdict(list)
     for place, span in spans:
         places[place].append(span)
-    return sum(busy_seconds(each) for each in places.values())
+    return sum(busy_seconds(spans) for spans in places.values())

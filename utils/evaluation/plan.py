@@ -255,8 +255,8 @@ def _differing(place: str, old: Mapping[str, object], new: Mapping[str, object])
 
 def _told_apart(before: Sequence[object], now: Sequence[object]) -> str:
     """Return which values of the plan there are not and which there are besides; nothing where only their order is."""
-    lacking = ", ".join(str(each) for each in before if each not in now)
-    besides = ", ".join(str(each) for each in now if each not in before)
+    lacking = ", ".join(str(value) for value in before if value not in now)
+    besides = ", ".join(str(value) for value in now if value not in before)
     return " and ".join([*([f"lacks {lacking}"] if lacking else []), *([f"has {besides} besides"] if besides else [])])
 
 

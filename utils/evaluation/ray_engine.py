@@ -204,8 +204,8 @@ class Needs:
 
     def that_fit(self, resources: dict[str, float]) -> int:
         """Return how many workers the cluster has room for now, at least 1: it may grow."""
-        name, each = ("GPU", self.gpus) if self.gpus else ("CPU", self.cpus)
-        return max(1, math.floor(resources.get(name, 0) / each + 1e-9))
+        name, share = ("GPU", self.gpus) if self.gpus else ("CPU", self.cpus)
+        return max(1, math.floor(resources.get(name, 0) / share + 1e-9))
 
 
 @contextlib.contextmanager

@@ -114,9 +114,9 @@ def read(path: Path, shard: Shard, positions: np.ndarray | None) -> Rows:
 
 def first_rows(path: Path, shards: Sequence[Shard], rows: int) -> Rows:
     """Return about `rows` rows, from the starts of shards that are spread over the dataset."""
-    chosen = [shards[index] for index in sorted({round(each) for each in np.linspace(0, len(shards) - 1, 16)})]
-    each = -(-rows // len(chosen))
-    return Rows.of([row for shard in chosen for row in islice(scan(path, shard.offset), min(each, shard.rows))])
+    chosen = [shards[number] for number in sorted({round(index) for index in np.linspace(0, len(shards) - 1, 16)})]
+    count = -(-rows // len(chosen))
+    return Rows.of([row for shard in chosen for row in islice(scan(path, shard.offset), min(count, shard.rows))])
 
 
 def first_texts(path: Path, shards: Sequence[Shard], rows: int) -> Sequence[str]:

@@ -157,9 +157,9 @@ class ShardPredictor:
                 settled.append(_receipt(self._task, part, "kept", 0.0))
 
     def _texts(self, shards: Iterable["_Begun"], begun: deque["_Begun"]) -> Iterator[Sequence[str]]:
-        for each in shards:
-            begun.append(each)
-            yield each.rows.texts
+        for shard in shards:
+            begun.append(shard)
+            yield shard.rows.texts
 
     def _commit(self, begun: "_Begun", prediction: Prediction, meter: MemoryMeter) -> Receipt:
         prediction, out_of_memory = self._unhalved(begun, prediction)

@@ -171,7 +171,7 @@ class Storage:
         """Return the names of what is in a folder of the store, in order."""
         self._system.invalidate_cache()  # another machine may have written there
         try:
-            return sorted(Path(each).name for each in self._system.ls(self._at(folder).rstrip("/"), detail=False))
+            return sorted(Path(path).name for path in self._system.ls(self._at(folder).rstrip("/"), detail=False))
         except FileNotFoundError:
             return []
 

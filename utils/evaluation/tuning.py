@@ -83,7 +83,11 @@ def saved_by_kernels(model: Any, device: torch.device, load: Load, limits: Ceili
     known = [PREPARED.times(whole_s)] if can_prepare(device) else []
     in_use = limits.configured("float32") if limits else None
     wanted = fast_float32_products(device)
-    coarser = [each for each in limits.compute if (each.dtype, each.precision) == ("float32", wanted)] if limits else []
+    coarser = (
+        [ceiling for ceiling in limits.compute if (ceiling.dtype, ceiling.precision) == ("float32", wanted)]
+        if limits
+        else []
+    )
     if in_use and coarser and coarser[0].flops_per_s > in_use.flops_per_s:
         fast = coarser[0]
         products_s = min(whole_s, product_seconds(model, load.tokens, in_use.flops_per_s))
@@ -95,7 +99,7 @@ def saved_by_kernels(model: Any, device: torch.device, load: Load, limits: Ceili
             )
         )
     if known:
-        return max(known, key=lambda each: each.value)
+        return max(known, key=lambda saved: saved.value)
     return Missing(
         "no faster products of float32 were measured here" if limits else "the limits of this machine are not known"
     )

@@ -58,7 +58,7 @@ class Comparison:
     @property
     def reference(self) -> Measured:
         """The texts as they come, in float32."""
-        return next(each for each in self.made if each.variant.name == REFERENCE)
+        return next(timed for timed in self.made if timed.variant.name == REFERENCE)
 
     @cached_property
     def reports(self) -> dict[str, ExactnessReport]:
@@ -66,8 +66,8 @@ class Comparison:
         labels = None if self.rows.labels is None else self.rows.labels.tolist()
         own, is_all = np.concatenate(self.reference.logits), len(self.rows) == self.dataset_rows
         return {
-            each.variant.name: compare_logits(each.variant.name, np.concatenate(each.logits), own, labels, is_all)
-            for each in self.made
+            timed.variant.name: compare_logits(timed.variant.name, np.concatenate(timed.logits), own, labels, is_all)
+            for timed in self.made
         }
 
 
@@ -119,9 +119,9 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
         run.layout.variants_table, [_flat(row, document["batch_size"] == 1) for row in document["variants"]], TABLE
     )
     files.write_json(run.layout.variants, document)
-    for each in found.refused.values():
-        if each.lost:
-            raise each.lost
+    for refusal in found.refused.values():
+        if refusal.lost:
+            raise refusal.lost
     return document
 
 
@@ -130,10 +130,10 @@ def as_compared(listed: Sequence[Variant], own: str) -> list[Variant]:
     if own == DTYPE:
         return list(listed)
     return [
-        each
-        if each.settings is None or any(setting.startswith("model.dtype=") for setting in each.settings)
-        else replace(each, settings=(f"model.dtype={DTYPE}", *each.settings))
-        for each in listed
+        variant
+        if variant.settings is None or any(setting.startswith("model.dtype=") for setting in variant.settings)
+        else replace(variant, settings=(f"model.dtype={DTYPE}", *variant.settings))
+        for variant in listed
     ]
 
 
@@ -167,7 +167,7 @@ def _measure(run: Run, found: Comparison, parts: Sequence[np.ndarray], timer: Ti
 
         made, refused, taken = rounds.take_turns(found.made, texts, timer, deadline, told)
     seen = watch.stop().disturbances(busy_threads(device))
-    found.doubts += [str(Doubt("disturbed", each.text)) for each in seen if each.is_passing]
+    found.doubts += [str(Doubt("disturbed", disturbance.text)) for disturbance in seen if disturbance.is_passing]
     found.made, found.sizes = made, [len(parts[part]) for part in taken]
     found.refused |= refused
     found.rows = found.rows.take(np.concatenate(parts[: len(set(taken))]))
@@ -177,15 +177,15 @@ def _document(
     run: Run, shop: Workshop, found: Comparison, listed: Sequence[Variant], verdict: Verdict | None
 ) -> Variants:
     settings, price = run.config.variants, run.config.pod.price_per_hour
-    measured = {each.variant.name: _row(each, found, verdict) for each in found.made}
-    candidates = [_candidate(each, found) for each in found.made]
-    own = next((each.way for each in found.made if each.variant.name == PACKED), None)
+    measured = {timed.variant.name: _row(timed, found, verdict) for timed in found.made}
+    candidates = [_candidate(timed, found) for timed in found.made]
+    own = next((timed.way for timed in found.made if timed.variant.name == PACKED), None)
     factors = {(a.variant.name, b.variant.name): a.over(b) for a in found.made for b in found.made}
     chosen = recommend(candidates, factors, Tolerance(settings.min_agreement, settings.max_accuracy_drop))
-    for each in candidates:
-        row = measured[each.name]
-        row["against"], row["million_s"] = chosen.against.get(each.name), each.million_s
-        row["million_cost"] = None if price is None else each.million_s / SECONDS_PER_HOUR * price
+    for candidate in candidates:
+        row = measured[candidate.name]
+        row["against"], row["million_s"] = chosen.against.get(candidate.name), candidate.million_s
+        row["million_cost"] = None if price is None else candidate.million_s / SECONDS_PER_HOUR * price
     return {
         "schema_version": SCHEMA_VERSION,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -200,45 +200,47 @@ def _document(
         "seconds": 0.0,
         "min_agreement": settings.min_agreement,
         "max_accuracy_drop": settings.max_accuracy_drop,
-        "variants": [measured.get(each.name) or _refused(each, own, found.refused[each.name]) for each in listed],
+        "variants": [
+            measured.get(variant.name) or _refused(variant, own, found.refused[variant.name]) for variant in listed
+        ],
         "recommended": _as_recommended(chosen, listed, measured),
         "doubts": found.doubts,
     }
 
 
-def _row(each: Measured, found: Comparison, verdict: Verdict | None) -> VariantRow:
+def _row(timed: Measured, found: Comparison, verdict: Verdict | None) -> VariantRow:
     """Return what is known of one variant but for what the rule says of it."""
-    variant, reference = each.variant, found.reference
+    variant, reference = timed.variant, found.reference
     base = next((other for other in found.made if other.variant.name == variant.base), None)
     report = found.reports[variant.name]
-    speed = each.texts_per_s(found.sizes)
+    speed = timed.texts_per_s(found.sizes)
     predicted, at_most, tried = _foretold(variant.fix, verdict)
     return {
         "name": variant.name,
-        "words": called(variant, each.way),
+        "words": called(variant, timed.way),
         "status": "measured",
         "fix": variant.fix and variant.fix.as_dict(),
-        "how": each.way.how,
-        "is_padded": each.way.is_padded,
+        "how": timed.way.how,
+        "is_padded": timed.way.is_padded,
         "base": variant.base,
         "texts_per_s": _span(speed),
-        "gain": _span(each.over(reference)),
-        "gain_over_base": _span(each.over(base)) if base else None,
+        "gain": _span(timed.over(reference)),
+        "gain_over_base": _span(timed.over(base)) if base else None,
         "predicted": predicted,
         "at_most": at_most,
         "tried": tried,
-        "latency_ms": _span(Interval.of(estimate(each.single_s)).times(1e3)),
-        "weight_bytes": each.way.weight_bytes,
-        "disk_bytes": each.way.disk_bytes,
-        "extra_bytes": each.extra_bytes,
-        "one_off_s": each.one_off_s,
-        "won_back_after_texts": won_back_after(each.one_off_s, speed.value, reference.texts_per_s(found.sizes).value),
+        "latency_ms": _span(Interval.of(estimate(timed.single_s)).times(1e3)),
+        "weight_bytes": timed.way.weight_bytes,
+        "disk_bytes": timed.way.disk_bytes,
+        "extra_bytes": timed.extra_bytes,
+        "one_off_s": timed.one_off_s,
+        "won_back_after_texts": won_back_after(timed.one_off_s, speed.value, reference.texts_per_s(found.sizes).value),
         "exactness": report.as_dict(),  # type: ignore[typeddict-item]
         "changed": report.rows - report.same_labels,
         "operators": reasons.beside(found.operators.get(variant.base or ""), found.operators.get(variant.name)),
-        "attention_backend": known(each.attention),
-        "attention_backend_reason": each.attention.reason if isinstance(each.attention, Missing) else None,
-        "program": list(each.way.program),
+        "attention_backend": known(timed.attention),
+        "attention_backend_reason": timed.attention.reason if isinstance(timed.attention, Missing) else None,
+        "program": list(timed.way.program),
         "runs_here": variant.settings is not None,
         "against": None,
     }
@@ -248,27 +250,27 @@ def _foretold(fix: Fix | None, verdict: Verdict | None) -> tuple[Span | None, fl
     """Return what step 02 predicted of a fix, its bound, and what came where it was tried, all of one batch."""
     if fix is None or verdict is None:
         return None, None, None
-    if trial := next((each for each in verdict.trials if each.fix == fix), None):
+    if trial := next((trial for trial in verdict.trials if trial.fix == fix), None):
         return trial.predicted and _span(trial.predicted), trial.at_most, _span(trial.measured)
-    gain = next((each for each in verdict.gains if each.fix == fix), None)
+    gain = next((gain for gain in verdict.gains if gain.fix == fix), None)
     return (gain.predicted and _span(gain.predicted), gain.at_most, None) if gain else (None, None, None)
 
 
-def _candidate(each: Measured, found: Comparison) -> Candidate:
+def _candidate(timed: Measured, found: Comparison) -> Candidate:
     return Candidate(
-        each.variant.name,
-        each.texts_per_s(found.sizes).value,
-        each.one_off_s,
-        found.reports[each.variant.name],
-        each.variant.kind,
-        each.variant.settings is not None or bool(each.way.program),
+        timed.variant.name,
+        timed.texts_per_s(found.sizes).value,
+        timed.one_off_s,
+        found.reports[timed.variant.name],
+        timed.variant.kind,
+        timed.variant.settings is not None or bool(timed.way.program),
     )
 
 
 def _as_recommended(
     chosen: Recommendation, listed: Sequence[Variant], measured: Mapping[str, VariantRow]
 ) -> Recommended:
-    variant = next((each for each in listed if each.name == chosen.name), None)
+    variant = next((entry for entry in listed if entry.name == chosen.name), None)
     if variant is None:
         return {
             "name": None,
@@ -300,12 +302,12 @@ def _changed(found: Comparison, loaded: LoadedModel) -> Iterator[dict[str, objec
     """Yield the texts to which a variant gives another label than the reference does."""
     names = loaded.model.config.id2label
     own = np.concatenate(found.reference.logits).argmax(axis=1)
-    for each in found.made:
-        theirs = np.concatenate(each.logits).argmax(axis=1)
+    for timed in found.made:
+        theirs = np.concatenate(timed.logits).argmax(axis=1)
         for row in np.flatnonzero(own != theirs).tolist():
             label = None if found.rows.labels is None else names[int(found.rows.labels[row])]
             yield {
-                "variant": each.variant.name,
+                "variant": timed.variant.name,
                 "row_id": int(found.rows.row_ids[row]),
                 "label": label,
                 "in_float32": names[int(own[row])],

@@ -57,8 +57,8 @@ class _Replayed:
     def operators(self) -> Operators:
         """Return the seconds by kind: the least of all rounds, since others interrupt most of them."""
         found: Operators = {}
-        for kind, each in zip(self.kinds, zip(*(parts for _, parts in self.seconds), strict=True), strict=True):
-            found[kind] = found.get(kind, 0.0) + min(each)
+        for kind, seconds in zip(self.kinds, zip(*(parts for _, parts in self.seconds), strict=True), strict=True):
+            found[kind] = found.get(kind, 0.0) + min(seconds)
         forward_s = min(forward for forward, _ in self.seconds)
         return found | {self.rest: max(0.0, forward_s - sum(found.values()))}
 
@@ -75,39 +75,39 @@ def replay(
 
     The variants take turns, so that what else slows the machine for a while slows all of them.
     """
-    seen = [each for each in made if each.way.work and not each.way.is_captured]
-    each_s = PASSES * sum(each.probe_s for each in seen) / probe_texts
+    seen = [timed for timed in made if timed.way.work and not timed.way.is_captured]
+    each_s = PASSES * sum(timed.probe_s for timed in seen) / probe_texts
     count = min(len(texts), int(SHARE * (deadline - timer.clock()) / max(each_s, 1e-9)))
     if count < FEWEST:
         return {}
     queue = device_queue(device)
     instruments = OnHost(timer, 0.0, 0.0) if queue is None else OnDevice(timer, queue)
-    running = [ready for each in seen if (ready := _ready(each, texts[:count], instruments, device))]
+    running = [ready for timed in seen if (ready := _ready(timed, texts[:count], instruments, device))]
     start = timer.clock()
     most_s = SHARE * (deadline - start)
     for number in range(MOST_ROUNDS):
         if number >= ROUNDS and timer.clock() - start > most_s:
             break
-        for each in list(running):
-            with naming_loss(each.measured.variant.words), each.measured.way.setting(), torch.inference_mode():
-                forward_s, parts = instruments.whole(each.work), each.parts()
+        for replayed in list(running):
+            with naming_loss(replayed.measured.variant.words), replayed.measured.way.setting(), torch.inference_mode():
+                forward_s, parts = instruments.whole(replayed.work), replayed.parts()
             if parts is None:
-                running.remove(each)
+                running.remove(replayed)
             else:
-                each.seconds.append((forward_s, parts))
-    return {each.measured.variant.name: each.operators() for each in running}
+                replayed.seconds.append((forward_s, parts))
+    return {replayed.measured.variant.name: replayed.operators() for replayed in running}
 
 
-def _ready(each: Measured, texts: Sequence[str], instruments: Instruments, device: torch.device) -> _Replayed | None:
+def _ready(timed: Measured, texts: Sequence[str], instruments: Instruments, device: torch.device) -> _Replayed | None:
     """Return what is to be timed, warm; None where operators cannot be replayed."""
-    assert each.way.work
-    with naming_loss(each.variant.words), each.way.setting(), torch.inference_mode():
-        work = each.way.work(texts)
-        if each.way.is_compiled:
+    assert timed.way.work
+    with naming_loss(timed.variant.words), timed.way.setting(), torch.inference_mode():
+        work = timed.way.work(texts)
+        if timed.way.is_compiled:
             gpu = None if is_host(device) else device.type
             kinds = [kind for kind, _ in _watched(work, gpu)]  # compiles for these shapes
             watched = partial(_seconds, work, gpu, kinds)
-            return _Replayed(each, work, watched, kinds, BETWEEN) if PRODUCTS in kinds else None
+            return _Replayed(timed, work, watched, kinds, BETWEEN) if PRODUCTS in kinds else None
         try:
             recording = record(work)
             own = program(recording)
@@ -115,7 +115,7 @@ def _ready(each: Measured, texts: Sequence[str], instruments: Instruments, devic
         except (RuntimeError, ValueError) as error:
             raise_if_lost(error)
             return None
-    return _Replayed(each, work, partial(instruments.marked, own.marked), list(_kinds(recording)), CALLS)
+    return _Replayed(timed, work, partial(instruments.marked, own.marked), list(_kinds(recording)), CALLS)
 
 
 def _seconds(work: Work, gpu: str | None, kinds: Sequence[str]) -> list[float] | None:

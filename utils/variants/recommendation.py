@@ -73,12 +73,18 @@ def recommend(
 
     `factors` is the throughput of the first of a pair over that of the second, from rounds of both.
     """
-    against = {each.name: said for each in candidates if (said := objection(each.report, each.kind, tolerance))}
-    allowed = [each for each in candidates if each.is_usable and each.name not in against]
+    against = {
+        candidate.name: said
+        for candidate in candidates
+        if (said := objection(candidate.report, candidate.kind, tolerance))
+    }
+    allowed = [candidate for candidate in candidates if candidate.is_usable and candidate.name not in against]
     if not allowed:
         return Recommendation(None, against)
-    best = min(allowed, key=lambda each: each.million_s)
-    simplest = next(each for each in allowed if each is best or factors[best.name, each.name].low <= AS_GOOD)
+    best = min(allowed, key=lambda candidate: candidate.million_s)
+    simplest = next(
+        candidate for candidate in allowed if candidate is best or factors[best.name, candidate.name].low <= AS_GOOD
+    )
     return Recommendation(simplest.name, against)
 
 

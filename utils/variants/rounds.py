@@ -188,7 +188,7 @@ def parts_of(
     The variants took as long on the probe as they say. Fewer texts than rounds are each a part.
     """
     texts = len(lengths)
-    each_s = sum(each.probe_s for each in made) / probe_texts
+    each_s = sum(timed.probe_s for timed in made) / probe_texts
     affordable = SPARE * seconds / LEAST_ROUNDS / max(each_s, 1e-9) - LATENCY_TEXTS
     chosen = np.linspace(0, texts, min(most, texts), endpoint=False).astype(int)
     number = min(len(chosen), max(LEAST_ROUNDS, math.ceil(len(chosen) / max(LEAST_PART, affordable))))
@@ -230,44 +230,44 @@ def take_turns(
         taken.append(number % len(parts))
         order = list(running)
         random.Random(number).shuffle(order)
-        for each in order:
+        for timed in order:
             try:
-                with naming_loss(each.variant.words):
-                    _one_round(each, parts[taken[-1]], timer, is_first=number < len(parts))
+                with naming_loss(timed.variant.words):
+                    _one_round(timed, parts[taken[-1]], timer, is_first=number < len(parts))
             except DeviceLostError as lost:
-                if each.variant.name == REFERENCE or number < FEWEST_ROUNDS:
+                if timed.variant.name == REFERENCE or number < FEWEST_ROUNDS:
                     raise
-                running.remove(each)
+                running.remove(timed)
                 for other in running:  # some have the round that was not finished
                     del other.seconds[number:], other.single_s[number:], other.logits[number:]
-                refused[each.variant.name] = Refusal("failed", lost.reason, lost)
+                refused[timed.variant.name] = Refusal("failed", lost.reason, lost)
                 return running, refused, taken[:-1]
             except (RuntimeError, ValueError, MemoryError, Refused) as error:
-                if each.variant.name == REFERENCE:
+                if timed.variant.name == REFERENCE:
                     raise
-                running.remove(each)
-                refused[each.variant.name] = refusal(error)
+                running.remove(timed)
+                refused[timed.variant.name] = refusal(error)
         on_round(len(taken))
     return running, refused, taken
 
 
-def _one_round(each: Measured, texts: Sequence[str], timer: Timer, *, is_first: bool) -> None:
+def _one_round(timed: Measured, texts: Sequence[str], timer: Timer, *, is_first: bool) -> None:
     found: list[np.ndarray] = []
     singles = texts[:: max(1, len(texts) // LATENCY_TEXTS)][:LATENCY_TEXTS]
-    with each.way.setting():
-        each.way.logits(texts[:1])  # threads and settings were those of another one
-        spent = timer.isolated(lambda: found.append(_finite(each.way, texts)))
-        waits = [timer.isolated(lambda text=text: each.way.logits([text])) for text in singles]  # type: ignore[misc]
-    each.seconds.append(spent)
-    each.single_s.append(float(np.median(waits)))
+    with timed.way.setting():
+        timed.way.logits(texts[:1])  # threads and settings were those of another one
+        spent = timer.isolated(lambda: found.append(_finite(timed.way, texts)))
+        waits = [timer.isolated(lambda text=text: timed.way.logits([text])) for text in singles]  # type: ignore[misc]
+    timed.seconds.append(spent)
+    timed.single_s.append(float(np.median(waits)))
     if is_first:
-        each.logits += found
+        timed.logits += found
 
 
 def _are_narrow(made: Sequence[Measured]) -> bool:
-    reference = next(each for each in made if each.variant.name == REFERENCE)
+    reference = next(timed for timed in made if timed.variant.name == REFERENCE)
     factors = [
-        estimate([base / own for base, own in zip(reference.seconds, each.seconds, strict=True)]) for each in made
+        estimate([base / own for base, own in zip(reference.seconds, timed.seconds, strict=True)]) for timed in made
     ]
     return all(factor.half_width is not None and factor.half_width <= NARROW for factor in factors)
 

@@ -137,8 +137,8 @@ def _try(way: Way, texts: Sequence[str]) -> None:
         except RuntimeError as error:
             if not str(error).startswith(NO_KERNEL):
                 raise
-            said = dict.fromkeys(str(each.message).partition(" (Triggered")[0] for each in warned)
-            reasons = [each for each in said if not any(other in each for other in NOT_ITS_OWN)]
+            said = dict.fromkeys(str(warning.message).partition(" (Triggered")[0] for warning in warned)
+            reasons = [message for message in said if not any(other in message for other in NOT_ITS_OWN)]
             raise Refused("not_possible", "; ".join([first_line(error), *reasons])) from error
 
 
@@ -213,7 +213,7 @@ def _shapes(shop: Workshop, size: int) -> Iterator[Batch]:
     longest = max(tokens.ids, key=len)
     ends = (_length(int(end), shop.max_length) for end in (tokens.lengths.min(), tokens.lengths.max()))
     least, most = ends
-    for length in sorted({most, *(each for each in LENGTHS if least <= each <= most)}, reverse=True):
+    for length in sorted({most, *(length for length in LENGTHS if least <= length <= most)}, reverse=True):
         text = Tokens([np.resize(longest, length)], None)
         for texts in dict.fromkeys((size, 1)):
             yield collate(text, [0] * texts, 0, shop.loaded.device)
@@ -258,7 +258,7 @@ def _to_float8(model: Any) -> None:
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
 
     quantize_(model.base_model, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()))
-    if all(type(each.data) is torch.Tensor for each in model.parameters()):
+    if all(type(parameter.data) is torch.Tensor for parameter in model.parameters()):
         raise Refused("not_possible", "none of its layers has sizes that fp8 takes: multiples of 16")
 
 
@@ -290,7 +290,7 @@ def _require_package(name: str, shop: Workshop) -> None:
     _require_gpu(shop)
     has, needs = runtime(shop.loaded.device).get_device_capability(shop.loaded.device), CAPABILITY[name]
     if has < needs:
-        least, own = (".".join(map(str, each)) for each in (needs, has))
+        least, own = (".".join(map(str, version)) for version in (needs, has))
         raise Refused("not_possible", f"it needs compute capability {least}, and this GPU has {own}")
     try:
         require_installed(name)

@@ -209,11 +209,14 @@ def variants(device: torch.device, settings: Settings, stock: Sequence[Variant] 
     if which is None:
         wanted = [*known, *(stock if is_gpu(device) else ())]
     else:
-        names = (*which, *(each.base for each in stock if each.name in which), REFERENCE, PACKED)
-        wanted = [each for each in (*known, *stock) if each.name in names]
+        names = (*which, *(variant.base for variant in stock if variant.name in which), REFERENCE, PACKED)
+        wanted = [variant for variant in (*known, *stock) if variant.name in names]
     listed = [*wanted, *map(_checkpoint, dict.fromkeys(settings.models))]
-    stays = (*ENGINES, *(each.name for each in stock))
-    return [each if each.base in (None, REFERENCE) or each.name in stays else _unpadded(each) for each in listed]
+    stays = (*ENGINES, *(variant.name for variant in stock))
+    return [
+        variant if variant.base in (None, REFERENCE) or variant.name in stays else _unpadded(variant)
+        for variant in listed
+    ]
 
 
 def _unpadded(variant: Variant) -> Variant:
@@ -363,7 +366,7 @@ def _way(
 def _predicting(predictor: Predictor, loaded: LoadedModel) -> Way:
     def work(texts: Sequence[str]) -> Work:
         forwards = predictor.forwards(predictor.tokenize(texts))
-        return lambda: [each() for each in forwards]
+        return lambda: [forward() for forward in forwards]
 
     way = _way(lambda texts: predictor.predict(texts).logits, predictor.model, loaded, predictor.strategy)
     made = _program(predictor.options)
@@ -372,7 +375,7 @@ def _predicting(predictor: Predictor, loaded: LoadedModel) -> Way:
 
 def _program(options: PredictorOptions) -> tuple[str, ...]:
     """Return the lines that predict texts of one's own with these options."""
-    changed = ((each.name, getattr(options, each.name)) for each in fields(options))
+    changed = ((option.name, getattr(options, option.name)) for option in fields(options))
     given = ", ".join(f"{name}={value!r}" for name, value in changed if value != PredictorOptions.__dict__.get(name))
     names, more = "Predictor, PredictorOptions", ""
     if options.precision not in PRECISIONS:
@@ -492,7 +495,7 @@ def _same_labels(theirs: Mapping[int, str], own: Mapping[int, str]) -> list[int]
     places = {label: place for place, label in theirs.items()}
     if set(places) != set(own.values()):
         lacking, more = (
-            sorted(map(str, each)) for each in (set(own.values()) - set(places), set(places) - set(own.values()))
+            sorted(map(str, labels)) for labels in (set(own.values()) - set(places), set(places) - set(own.values()))
         )
         known = [f"lacks {_some(lacking)}"] if lacking else []
         known += [f"has {_some(more)} besides"] if more else []
