@@ -24,16 +24,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from boundby.cli import IS_INSTALLED, as_typed
-from utils import streams
-from utils.credentials import REMOVED, Parser, without
+from boundby.cli import COMMANDS, IS_INSTALLED, typed
+from boundby.formatting import minutes
+from utils.command import REMOVED, Parser, streams, without
 
 ROOT = Path(__file__).resolve().parent
-STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps.toml").read_text(encoding="utf-8"))
+STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps" / "steps.toml").read_text(encoding="utf-8"))
 UNSOUND = "some points failed or the profile has faults"
-NO_MODEL = """no model is named: that of configs/config.yaml is fetched and measured. Yours, or a small one made here:
-    python run_pipeline.py model.name=FOLDER_OR_NAME dataset.file=TEXTS.csv
-    python run_pipeline.py --config configs/quickstart.yaml"""
+WORDS = {file: word for word, (file, _) in COMMANDS.items()}  # of the command, by the file that they run
+OFFLINE_DEFAULT = typed("run", "--config", "configs/quickstart.yaml")
+NO_MODEL = f"""no model is named: that of configs/config.yaml is fetched and measured. Yours, or a small one made here:
+    {typed("run", "model.name=FOLDER_OR_NAME", "dataset.file=TEXTS.csv")}
+    {OFFLINE_DEFAULT}"""
 # What a step is sent for what this process is sent. Of the last two it would die without writing its state.
 PASSED_ON = {
     signal.SIGINT: signal.SIGINT,
@@ -42,9 +44,9 @@ PASSED_ON = {
     signal.SIGQUIT: signal.SIGTERM,
 }
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-DONE, FAILED, USAGE, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 2, 4, 130, 143
+DONE, FAILED, LACKING, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 3, 4, 130, 143
 EXIT_CODE_VARIABLE = "BOUNDBY_EXIT_CODE"  # for the command of --then
-LEFT_VARIABLE = "BOUNDBY_RUN_LEFT"  # as utils/estimate.py reads it
+LEFT_VARIABLE = "BOUNDBY_RUN_LEFT"  # as utils/steps/estimate.py reads it
 OF_THE_RUN = "BOUNDBY_RUN_"  # variables that mean this run alone
 STDERR = 2
 
@@ -134,11 +136,7 @@ def run_after(command: str, code: int, stdout: int | None) -> None:
     say(f"\n$ {without(command)}", "stdout" if stdout is None else "stderr")
     known = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_RUN)}
     known[EXIT_CODE_VARIABLE] = str(code)
-    try:
-        failed = subprocess.run(command, shell=True, stdout=stdout, env=known, check=False).returncode
-    except OSError as error:
-        say(f"the command of --then could not be started ({error.strerror}): {without(command)}", "stderr")
-        return
+    failed = subprocess.run(command, shell=True, stdout=stdout, env=known, check=False).returncode
     if failed:
         ended = f"was ended by signal {-failed}" if failed < 0 else f"ended with exit code {failed}"
         say(f"the command of --then {ended}: {without(command)}", "stderr")
@@ -215,7 +213,7 @@ def check(script: str, args: argparse.Namespace, documents: list[dict[str, Any]]
     code = run_step(script, ["--brief", *passed_on(args, "debug")], is_shown=False, documents=documents)
     if code in (DONE, INTERRUPTED, TERMINATED):
         return code
-    again = shown([ROOT / "scripts" / script, *passed_on(args, "debug")])
+    again = shown(f"scripts/{script}", passed_on(args, "debug"))
     say(f"the profile has faults or cannot be checked (exit code {code}); later steps run", "stderr")
     say(f"to see all of it: {again}", "stderr")
     return INCOMPLETE
@@ -236,7 +234,7 @@ def run_step(
     path = ROOT / "scripts" / script
     command = [sys.executable, str(path), *([] if documents is None else ["--json"]), *arguments]
     if is_shown:
-        say(f"\n$ {shown([path, *arguments])}")
+        say(f"\n$ {shown(f'scripts/{script}', arguments)}")
     early: list[int] = []  # while the step was being started
     late: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -287,7 +285,7 @@ def end_with(parent: int) -> None:
 
 def say(text: str, stream: str = "stdout") -> None:
     """Print a line; a stream that is dead ends nothing."""
-    streams.write(getattr(sys, stream), as_typed(text))
+    streams.write(getattr(sys, stream), text)
 
 
 def as_exit_code(code: int) -> int:
@@ -307,28 +305,20 @@ def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: 
     skipped = [f"--skip-{step['skip']}" for name, step in STEPS.items() if is_skipped(name, args)]
     where = ["--only" if args.only is not None else "--from", str(int(number)), *skipped, *at_the_end(args)]
     say(f"\nstep {number} {ended}, {minutes(seconds)} after the start", "stderr")
-    again = shown([ROOT / "run_pipeline.py", *where, *resume])
+    again = shown("run_pipeline.py", [*where, *resume])
     fill_in = f" (with what {REMOVED} stands for)" if REMOVED in again else ""
     say(f"to continue{fill_in}: {again}", "stderr")
-    hub_step_failed = number == "01" and code == 3
-    if hub_step_failed:
-        say("offline default: python run_pipeline.py --config configs/quickstart.yaml", "stderr")
-    return as_typed(again)
+    if number == "01" and code == LACKING:
+        say(f"offline default: {OFFLINE_DEFAULT}", "stderr")
+    return again
 
 
-def minutes(seconds: float) -> str:
-    """Return a time as people say it."""
-    whole, rest = divmod(round(seconds), 60)
-    return f"{whole} min {rest:02d} s" if whole else f"{rest} s"
-
-
-def shown(command: Sequence[str | Path]) -> str:
-    """Return a command as a person would type it here."""
-    here = ROOT if IS_INSTALLED else Path.cwd()
-    parts = [
-        part.relative_to(here) if isinstance(part, Path) and part.is_relative_to(here) else part for part in command
-    ]
-    return shlex.join(["python", *(without(str(part)) for part in parts)])
+def shown(file: str, arguments: Sequence[str]) -> str:
+    """Return the command that runs a file of ours as a person would type it here, without credentials."""
+    safe = map(without, arguments)
+    if IS_INSTALLED or Path.cwd() == ROOT:
+        return typed(WORDS[file], *safe)
+    return shlex.join(["python", str(ROOT / file), *safe])
 
 
 def dry_run(steps: Sequence[str], args: argparse.Namespace) -> int:
@@ -337,7 +327,7 @@ def dry_run(steps: Sequence[str], args: argparse.Namespace) -> int:
     command = [
         sys.executable,
         "-m",
-        "utils.dry_run",
+        "utils.report.dry_run",
         *steps,
         "--",
         *step_arguments(args),

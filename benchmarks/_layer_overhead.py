@@ -86,8 +86,7 @@ def profiler(model: Any, run: Run, count: int) -> Times:
 
 def probes(model: Any, run: Run, count: int) -> Times:
     """Return the times of forwards with our probes, as the time pass makes them, and what they account for."""
-    from boundby.layers import timing
-    from boundby.layers.probes import CallTree, find_targets
+    from boundby.layers import CallTree, find_targets, timing
 
     targets = find_targets(model)
     tree = CallTree(targets.names)
@@ -137,7 +136,7 @@ def prepared(name: str) -> tuple[Any, Run]:
     import torch
     import transformers
 
-    from utils.layers import models
+    from utils.tracing import models
 
     case = CASES[name]
     if name == "small modules":

@@ -49,10 +49,9 @@ def ours(model_path: str, seconds: float) -> dict[str, Any]:
     """Return the throughput as our row gives it, measured with the instruments of the pipeline, and its doubts."""
     import torch
 
-    from boundby.sampler import Sampler
-    from utils import instruments
+    from boundby.machine import Sampler
+    from utils.baseline import Guard, InferenceProfiler, instruments
     from utils.models import load_model_and_tokenizer
-    from utils.profiler import Guard, InferenceProfiler
 
     model, tokenizer = load_model_and_tokenizer(model_path, "cpu", "float32")
     device = torch.device("cpu")

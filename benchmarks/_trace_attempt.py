@@ -78,11 +78,10 @@ def by_ours(path: str) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()
-    from boundby.trace import Trace, analyze, read_trace
-    from boundby.trace.operator_table import by_name
-    from utils import cli  # noqa: F401  (the script loads it too, and the whole process is what is timed)
-    from utils.trace_analysis import text
-    from utils.trace_analysis.traces import Examination, Examined
+    from boundby.trace import Trace, analyze, by_name, read_trace
+    from utils.command import cli  # noqa: F401  (the script loads it too, and the whole process is what is timed)
+    from utils.tracing import Examination, Examined
+    from utils.tracing import trace_text as text
 
     def analyse(trace: Trace) -> list[str]:
         analysis = analyze(trace)

@@ -43,10 +43,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from boundby import ceilings, environment, files
-from boundby.ceilings import Ceilings
-from boundby.device import has_bfloat16_products
+from boundby import files
 from boundby.inference import (
+    ENGINES,
+    MOST_CALIBRATION,
     PRECISIONS,
     Precision,
     PrecisionChoice,
@@ -54,17 +54,16 @@ from boundby.inference import (
     Predictor,
     PredictorOptions,
     Sample,
+    calibrate,
     one_by_one,
     search_token_budget,
     tokenize,
     weight_bytes,
 )
-from boundby.inference.engines import ENGINES, MOST_CALIBRATION
-from boundby.inference.precision import calibrate
-from boundby.roofline import Interval, OperatorLoad, attribute
-from boundby.work import OperatorWork, count
-from utils.evaluation.engine_process import EngineFailed, EngineProcess
-from utils.model_source import ModelSource
+from boundby.machine import Ceilings, ceilings, environment, has_bfloat16_products
+from boundby.work import Interval, OperatorLoad, attribute, count
+from utils.evaluation import EngineFailed, EngineProcess
+from utils.models import ModelSource
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "build" / "benchmark-evaluation"
@@ -108,8 +107,7 @@ def load_case(name: str, rows: int) -> Case:
 
 def _trained() -> Path:
     """Return the folder of a Qwen2 classifier of 12.8 million parameters whose texts have 129 tokens on average."""
-    from utils.quickstart import cache
-    from utils.quickstart.recipe import Recipe, Schedule, Shape
+    from utils.quickstart import Recipe, Schedule, Shape, cache
 
     shape = Shape(vocabulary=500, hidden=384, intermediate=1024, layers=8, heads=6, initial_std=0.04)
     recipe = Recipe(
@@ -391,7 +389,7 @@ def roofline_of(predictor: Predictor, texts: Sequence[str], weights_bytes: float
     for forward in predictor.forwards(predictor.tokenize(texts)):
         for operator in count(forward, clock=time.perf_counter).operators:
             roof = prepared if operator.name in PREPARED else limits
-            found = attribute([_load(operator)], roof, weights_bytes, operator.seconds or 1e-9, on_host=False)
+            found = attribute([operator], roof, weights_bytes, operator.seconds or 1e-9, on_host=False)
             least[_kind(operator)] += found.compute_s + found.memory_s
             spent[_kind(operator)] += operator.seconds or 0.0
     return Roofline(sum(least.values()), *({kind: times[kind] for kind in KINDS} for times in (least, spent)))
@@ -411,22 +409,11 @@ def layer_rate(precision: Precision, clock: Callable[[], float] = time.perf_coun
     return 2 * SIZE**3 / min(seconds)
 
 
-def _kind(work: OperatorWork) -> str:
+def _kind(work: OperatorLoad) -> str:
     name = work.name.removeprefix("aten::")
     if "attention" in name:
         return "attention"
     return "products" if name in PRODUCTS else "element-wise"
-
-
-def _load(work: OperatorWork) -> OperatorLoad:
-    return OperatorLoad(
-        name=work.name,
-        calls=work.calls,
-        flops=work.flops,
-        weight_bytes=work.given_bytes,
-        other_bytes=work.bytes - work.given_bytes,
-        new_bytes=work.new_bytes,
-    )
 
 
 def limits_text(ceilings: Ceilings) -> str:

@@ -17,8 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from boundby.compare import independent, judge, rounds_to_find
-from boundby.stats import wilson_interval
+from boundby.timing import independent, judge, rounds_to_find, wilson_interval
 
 ROWS = 6
 SPREAD = 0.02  # of a round: two shared cores that nothing else used gave 1.4 to 3 %

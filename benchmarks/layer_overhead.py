@@ -22,8 +22,8 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from benchmarks import _attempts, _layer_overhead
-from boundby import environment
-from boundby.stats import Estimate, estimate
+from boundby.machine import environment
+from boundby.timing import Estimate, estimate
 
 HERE = Path(__file__).resolve().parent
 OURS = "probes"

@@ -24,14 +24,10 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from boundby import ceilings, environment
-from boundby.bottleneck import Extras, bottleneck
-from boundby.disturbance import HostCounters, Watch
+from boundby.bound import Bench, Call, Candidate, Fix, Lengths, Machine, Made, Trial, Verdict, bottleneck
 from boundby.inference import Tokens, collate, fixes, forward
-from boundby.replay import Lengths
-from boundby.timer import Timer, Work
-from boundby.trials import Candidate, Made
-from boundby.verdict import Fix, Trial, Verdict
+from boundby.machine import ceilings, environment
+from boundby.timing import Work
 
 ROOT = Path(__file__).resolve().parents[1]
 MINILM = ROOT.parent / "shared" / "models" / "minilm-banking77"
@@ -156,15 +152,14 @@ def of_texts(model: Any, shape: tuple[int, int], limits: ceilings.Ceilings, comp
     offered += [_batch_size(model, batch_of(range(other)), samples) for other in _others(samples)]
     offered += [fixes.compiled(subject)] if compiles else []
     real = [int(length) for length in lengths[:samples]]
-    extras = Extras(
+    call = Call(
+        lambda: forward(model, batch),
         shape=(samples, longest),
         lengths=Lengths(real, longest, lambda wanted: _cut(model, batch, wanted)),
         batch_sizes=dict.fromkeys(_others(samples), longest),
         candidates=[each for each in offered if isinstance(each, Candidate)],
-        replay_s=REPLAY_S,
-        trials_s=TRIALS_S + COMPILE_S * compiles,
     )
-    return _judged(lambda: forward(model, batch), limits, extras)
+    return _judged(call, limits, TRIALS_S + COMPILE_S * compiles)
 
 
 def of_images(model: Any, shape: tuple[int, int], limits: ceilings.Ceilings, compiles: bool) -> Verdict:
@@ -180,12 +175,11 @@ def of_images(model: Any, shape: tuple[int, int], limits: ceilings.Ceilings, com
 
     own = work(model, images[:samples])
     candidates = [Candidate(Fix("dtype", {"dtype": "bfloat16"}), in_bfloat16)]
-    extras = Extras(shape=shape, candidates=candidates, replay_s=REPLAY_S, trials_s=TRIALS_S)
-    return _judged(own, limits, extras)
+    return _judged(Call(own, shape=shape, candidates=candidates), limits, TRIALS_S)
 
 
-def _judged(work: Work, limits: ceilings.Ceilings, extras: Extras) -> Verdict:
-    return bottleneck(work, limits, "float32", timer=Timer(), watch=Watch(HostCounters()), extras=extras)
+def _judged(call: Call, limits: ceilings.Ceilings, trials_s: float) -> Verdict:
+    return bottleneck(call, Machine(limits, "float32"), Bench(replay_s=REPLAY_S, trials_s=trials_s))
 
 
 def _others(samples: int) -> list[int]:

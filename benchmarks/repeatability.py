@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 from benchmarks import _attempts
 from benchmarks._attempts import spread
 from benchmarks._throughput import BATCH_SIZE, TOKENS
-from boundby import environment
+from boundby.machine import environment
 
 WITHIN = 0.03  # of the plain loop, by the median over the repeats
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from boundby import environment
-from boundby.stats import Estimate, estimate
+from boundby.machine import environment
+from boundby.timing import Estimate, estimate
 
 MOST_COST = 0.01
 WIDTH, HEADS, BATCH_SIZE, TOKENS = 384, 12, 8, 32  # a layer of the MiniLM classifier
@@ -115,7 +115,7 @@ def _seconds(work: Callable[[], object], calls: int) -> float:
 
 def _with_sampler(work: Callable[[], object], calls: int) -> tuple[float, int]:
     """Return the seconds of one block beside a running sampler, and how many readings that took."""
-    from boundby.sampler import PsutilSource, Sampler
+    from boundby.machine import PsutilSource, Sampler
 
     with Sampler(PsutilSource()) as sampler:
         begin = sampler.clock()

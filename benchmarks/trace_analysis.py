@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the package
 
 from benchmarks import _attempts
 from benchmarks._trace_attempt import TELL_VERSIONS
-from boundby import environment
+from boundby.machine import environment
 
 LEAST_SPEEDUP = {1: 8.0, 2: 8.0, 10: 12.0, 20: 17.0}  # by how often the trace of 109 thousand events is repeated
 MOST_MEMORY = 0.3  # of the peer's

@@ -28,8 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from boundby import environment
-from boundby.stats import Estimate, estimate
+from boundby.machine import environment
+from boundby.timing import Estimate, estimate
 
 STEPS, WAIT, WARMUP, ACTIVE = 90, 50, 2, 10
 EDGE = 2  # steps at either end of a recording, in which a profiler starts or stops
@@ -96,13 +96,13 @@ def _bare(_: Path) -> dict[str, Any]:
 
 
 def _disabled(folder: Path) -> dict[str, Any]:
-    from boundby.integrations.lightning import ProfilerCallback
+    from boundby.training import ProfilerCallback
 
     return {"callbacks": [ProfilerCallback(False, folder)]}
 
 
 def _ours(folder: Path) -> dict[str, Any]:
-    from boundby.integrations.lightning import ProfilerCallback
+    from boundby.training import ProfilerCallback
 
     schedule = {"wait_steps": WAIT, "warmup_steps": WARMUP, "active_steps": ACTIVE, "repeat_cycles": 1}
     return {"callbacks": [ProfilerCallback(True, folder, **schedule, say=lambda _: None)]}

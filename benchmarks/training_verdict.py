@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from benchmarks import _attempts
-from boundby import environment
+from boundby.machine import environment
 
 
 @dataclass(frozen=True)

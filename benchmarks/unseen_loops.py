@@ -137,7 +137,7 @@ def fit_trainer(into: str | None, rows: int, collate_s: float, **settings: Any) 
     """Train by the Trainer of transformers."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-    from boundby.integrations.transformers import ProfCallback
+    from boundby.training import ProfCallback
 
     class Wrapped(nn.Module):
         def __init__(self) -> None:
@@ -166,7 +166,7 @@ def fit_gan(into: str | None, writes: bool) -> None:
     """Fit two networks against each other by manual optimization."""
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-    from boundby.integrations.lightning import ProfilerCallback
+    from boundby.training import ProfilerCallback
 
     class Gan(LightningModule):
         def __init__(self) -> None:

@@ -31,7 +31,6 @@ WRITER = re.compile(re.escape(TEMPORARY_PREFIX) + r"(\d+)-([0-9a-f]{8})\b")  # i
 SILENT_S = 24 * 3600.0  # after which a writer elsewhere, who cannot be asked, is taken for dead
 CLOCKS_DIFFER_S = 60.0  # that of the file system, and that of the table of processes
 LARGEST_DOCUMENT = 64 * 2**20  # bytes: ours have some MB; as values of Python it may take forty times as much memory
-LONGEST_LINE = 16 * 2**20  # bytes
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # CWE-1236: a spreadsheet would run such a cell
 
 
@@ -143,7 +142,7 @@ def read_as(path: str | Path, kind: type[Value]) -> Value:
     Raises OSError, or ValueError that names the file and the place in it for any other shape.
     """
     try:
-        return msgspec.json.decode(read_bytes(path), type=kind)
+        return msgspec.json.decode(read_bytes(path), type=kind, dec_hook=_from_plain)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {_told(error)}") from None
 
@@ -202,10 +201,7 @@ def append_json_line(path: str | Path, value: Any) -> None:
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
-    """Return the values of a log written by `append_json_line`, without lines that a kill has torn; [] if absent.
-
-    A line of more than 16 MiB is none of ours, and left out as well.
-    """
+    """Return the values of a log written by `append_json_line`, without lines that a kill has torn; [] if absent."""
     try:
         with naming(path):
             file = _plain_file(path)
@@ -213,13 +209,9 @@ def read_json_lines(path: str | Path) -> list[Any]:
         return []
     values = []
     with naming(path), file:
-        is_inside = False  # of a line that is too long
-        while line := file.readline(LONGEST_LINE):
-            is_end = line.endswith(b"\n") or len(line) < LONGEST_LINE
-            if is_end and not is_inside:
-                with contextlib.suppress(ValueError, RecursionError):
-                    values.append(json.loads(line.decode("utf-8", errors="replace"), parse_constant=_refuse))
-            is_inside = not is_end
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                values.append(json.loads(line.decode("utf-8", errors="replace"), parse_constant=_refuse))
     return values
 
 
@@ -317,6 +309,10 @@ def _is_orphan(path: Path) -> bool:
     if writer[2] == HOST:
         return not is_alive(int(writer[1]), written_unix_s)
     return time.time() - written_unix_s > SILENT_S
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    return Path(value) if kind is Path else value  # a path is text in JSON
 
 
 def _plain(value: Any) -> Any:

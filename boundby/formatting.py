@@ -4,6 +4,8 @@ import math
 import shlex
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 WIDTH = 100
 LONGEST_NAME = 70  # characters of a name somebody else chose
@@ -48,6 +50,12 @@ def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
 def duration(seconds: float) -> str:
     """Return a time: 1.23 s, 12.3 ms, 45.6 µs."""
     return scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")))
+
+
+def minutes(seconds: float) -> str:
+    """Return a time in whole seconds: 4 min 05 s, 12 s."""
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole} min {rest:02d} s" if whole else f"{rest} s"
 
 
 def size(of_bytes: float) -> str:
@@ -122,3 +130,22 @@ def spread(percent: float) -> str:
 def quantity(value: float | None, unit: str, reason: object = None) -> str:
     """Return the value with its unit, or that it is unknown and why."""
     return unknown(reason) if value is None else f"{number(value)} {unit}".rstrip()
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Takes the place of a value, with the reason why there is none; false, like None."""
+
+    reason: str
+
+    def __bool__(self) -> Literal[False]:
+        """Return False, so that `if value` tells whether there is one."""
+        return False
+
+
+def known(value: T | Missing) -> T | None:
+    """Return the value, or None where there is none."""
+    return None if isinstance(value, Missing) else value

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "card.svg"
 CARD = re.compile(r"```text\n(.*?)```", re.DOTALL)
 FACTOR = re.compile(r"(?<![\d.])[1-9]\d*(?:\.\d+)?×")  # from 1 on: what is less gained nothing
-LABEL = 12  # columns, as boundby.card has them
+LABEL = 12  # columns, as boundby.bound.card has them
 WIDE, HIGH, MARGIN = 8.43, 21, 24  # pixels: of a character at 14 px, of a line, around
 STYLE = """
   text { font: 14px "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: pre; fill: #1f2328 }

@@ -1,9 +1,9 @@
 """Make the pages of the site that nobody writes: the reference of the library, the settings, the README, the notebook.
 
 `mkdocs` calls `on_config`, `on_files` and `on_page_markdown` (mkdocs.yml); nothing is written into docs/, and nothing
-of the library is imported. What is public: the names that a package lists in `__all__`, the modules of
-`boundby.layers` and `boundby.partition` that people import, and everything without a leading underscore in the modules
-that stand directly in `boundby/`.
+of the library is imported. What is public: the names and modules that the face of a room (`__init__.pyi`) hands on, the
+modules of `boundby.layers` and `boundby.partition` that people import, and everything without a leading underscore in
+those and in the modules that stand directly in `boundby/`.
 """
 
 import ast
@@ -40,10 +40,11 @@ Node = Function | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 @dataclass(frozen=True)
 class Module:
-    """The source of one module; `exports` are the names it lists in `__all__`, None where it lists none."""
+    """The source of one module, and the face of a room: the text of its `__init__.pyi`, None of any other module."""
 
     name: str
     source: str
+    face: str | None = None
 
     @property
     def tree(self) -> ast.Module:
@@ -51,12 +52,16 @@ class Module:
         return ast.parse(self.source)
 
     @property
-    def exports(self) -> list[str] | None:
-        """The names in `__all__`."""
-        for node in self.tree.body:
-            if isinstance(node, ast.Assign) and _assigned(node) == "__all__":
-                return ast.literal_eval(node.value)
-        return None
+    def handed_on(self) -> dict[str, str]:
+        """The module, by its whole name, that defines each public name of a room."""
+        lines = [node for node in ast.parse(self.face or "").body if isinstance(node, ast.ImportFrom)]
+        return {name.name: f"{self.name}.{line.module}" for line in lines if line.module for name in line.names}
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules that a room hands on whole."""
+        lines = [node for node in ast.parse(self.face or "").body if isinstance(node, ast.ImportFrom)]
+        return [f"{self.name}.{name.name}" for line in lines if not line.module for name in line.names]
 
     def definitions(self) -> dict[str, Node]:
         """Return what the module itself defines, by name, in the order of the source."""
@@ -67,13 +72,6 @@ class Module:
             elif isinstance(node, ast.Assign | ast.AnnAssign) and (name := _assigned(node)):
                 found[name] = node
         return found
-
-    def origin_of(self, name: str) -> "Module":
-        """Return the module that an exported name is imported from."""
-        for node in self.tree.body:
-            if isinstance(node, ast.ImportFrom) and node.module and name in {each.name for each in node.names}:
-                return read(node.module).origin_of(name)
-        return self
 
 
 def on_config(config: Any) -> Any:
@@ -149,29 +147,32 @@ def public_modules() -> list[Module]:
     """Return the modules that people import from, by name."""
     names = [f"boundby.{path.stem}" for path in (ROOT / "boundby").glob("*.py") if not path.stem.startswith("_")]
     names += [f"{package}.{name}" for package, parts in WITHOUT_EXPORTS.items() for name in parts]
-    packages = [f"boundby.{path.parent.name}" for path in (ROOT / "boundby").glob("*/__init__.py")]
-    names += [name for name in packages if read(name).exports]
-    return [read(name) for name in sorted(names)]
+    rooms = [read(f"boundby.{path.parent.name}") for path in (ROOT / "boundby").glob("*/__init__.pyi")]
+    names += [name for room in rooms for name in (room.name, *room.modules)]
+    return [read(name) for name in sorted(set(names))]
 
 
 def read(name: str) -> Module:
-    """Return a module or a package by its name."""
+    """Return a module or a room by its name."""
     path = ROOT.joinpath(*name.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return Module(name, path.read_text(encoding="utf-8"))
+    if not path.is_dir():
+        return Module(name, path.with_suffix(".py").read_text(encoding="utf-8"))
+    face = path / "__init__.pyi"
+    text = face.read_text(encoding="utf-8") if face.exists() else None
+    return Module(name, (path / "__init__.py").read_text(encoding="utf-8"), text)
 
 
 def public_names(module: Module) -> dict[str, tuple[Module, Node]]:
     """Return where each public name of a module is defined, and how."""
-    found = module.definitions()
-    if module.exports is None:
-        return {
-            name: (module, node)
-            for name, node in found.items()
-            if not name.startswith("_") and (not isinstance(node, ast.Assign | ast.AnnAssign) or ALIAS.fullmatch(name))
-        }
-    origins = {name: module.origin_of(name) for name in module.exports}
-    return {name: (origin, origin.definitions()[name]) for name, origin in origins.items()}
+    if module.face is not None:
+        origins = {name: read(origin) for name, origin in module.handed_on.items()}
+        nodes = {name: (origin, origin.definitions().get(name)) for name, origin in origins.items()}
+        return {name: (origin, node) for name, (origin, node) in nodes.items() if node}  # several constants on one line
+    return {
+        name: (module, node)
+        for name, node in module.definitions().items()
+        if not name.startswith("_") and (not isinstance(node, ast.Assign | ast.AnnAssign) or ALIAS.fullmatch(name))
+    }
 
 
 def _module(module: Module) -> Iterator[str]:

@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
-from boundby.layers.engine import ObservabilityEngine
+from boundby.layers import ObservabilityEngine
 from boundby.partition import ExecutionPlanner, Link, VirtualNode
 
 

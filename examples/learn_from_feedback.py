@@ -16,8 +16,7 @@ from torch.nn.functional import log_softmax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
-from boundby.training import ProfilerManager
-from boundby.training.stages import BACKWARD, FORWARD, OPTIMIZER, REFERENCE, REWARD, ROLLOUT, UPDATE
+from boundby.training import BACKWARD, FORWARD, OPTIMIZER, REFERENCE, REWARD, ROLLOUT, UPDATE, ProfilerManager
 
 VOCABULARY, LENGTH, ANSWERS, STEPS, PENALTY = 50, 16, 64, 40, 0.02
 

@@ -11,9 +11,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
-from boundby.device import pick_device, synchronizer
-from boundby.stats import estimate, summarize
-from boundby.timer import Timer, WarmUpRule, warm_up
+from boundby.machine import pick_device, synchronizer
+from boundby.timing import Timer, WarmUpRule, estimate, summarize, warm_up
 
 ROUNDS, RUNS = 5, 20
 

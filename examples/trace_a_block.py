@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
 from boundby.capture import capture
-from boundby.device import pick_device
+from boundby.machine import pick_device
 from boundby.trace import op_stats, read_trace
 
 TOP = 5

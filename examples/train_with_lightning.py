@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
-from boundby.integrations.lightning import ProfilerCallback
+from boundby.training import ProfilerCallback
 
 
 class Classifier(LightningModule):

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
-from boundby.integrations.transformers import ProfCallback
+from boundby.training import ProfCallback
 
 
 def main() -> None:

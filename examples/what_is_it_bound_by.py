@@ -11,10 +11,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find boundby in this checkout; needless once installed
 
-from boundby.bottleneck import Extras, bottleneck
-from boundby.ceilings import measure
-from boundby.device import device_queue, pick_device, synchronizer
-from boundby.timer import Timer
+from boundby.bound import Bench, Call, Machine, bottleneck
+from boundby.machine import measure, pick_device
 
 
 def main() -> None:
@@ -26,19 +24,12 @@ def main() -> None:
     issue_us = ceilings.dispatch_s * 1e6
     print(f"this machine: {peak.flops_per_s / 1e9:,.0f} GFLOP/s in float32, {issue_us:.1f} us to issue an operator")
     block = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)).to(device)
-    timer, queue = Timer(synchronize=synchronizer(device)), device_queue(device)
+    bench = Bench.of(device).within(8.0)  # seconds for replaying its operators, and for trying fixes
 
     for rows in (1, 1024):
         inputs = torch.randn(rows, 512, device=device)
         with torch.inference_mode():
-            verdict = bottleneck(
-                lambda given=inputs: block(given),
-                ceilings,
-                "float32",
-                timer=timer,
-                queue=queue,
-                extras=Extras(replay_s=3.0, trials_s=5.0),  # seconds for replaying its operators, and for trying fixes
-            )
+            verdict = bottleneck(Call(lambda given=inputs: block(given)), Machine(ceilings, "float32"), bench)
         perhaps = f" ({', '.join(verdict.alternatives)})" if verdict.alternatives else ""
         print(f"{rows} rows: {verdict.bound}{perhaps}, confidence {verdict.confidence}, {verdict.confirmation}")
         for line in verdict.evidence:

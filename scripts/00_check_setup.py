@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -20,7 +20,7 @@ def add_arguments(parser) -> None:
 
 @cli.step("00", add_arguments)
 def main(run: cli.Run) -> int:
-    from utils import setup_check
+    from utils.steps import setup_check
 
     setup_check.check_machine(run)
     setup_check.check_settings(run.config)

@@ -13,18 +13,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 @cli.step("01")
 def main(run: cli.Run) -> int:
     from utils import data
-    from utils.model_source import fetch
+    from utils.models import fetch
 
     trust = run.args.trust_remote_code
     model = fetch(run.config.model, run.layout.dataset.parent, trust_remote_code=trust, progress=run.note)
 
-    from utils.models import token_counter  # loads torch, which takes seconds: a Hub that is away is told before
+    from utils.models import token_counter
 
     count_tokens = token_counter(model, trust)
     receipt = data.normalise(run.config, run.layout, model, progress=run.note, count_tokens=count_tokens)

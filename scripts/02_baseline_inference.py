@@ -11,13 +11,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 @cli.step("02")
 def main(run: cli.Run) -> int:
-    from utils import baseline, data, models
-    from utils.evaluation.run import make_room
+    from utils import data
+    from utils.baseline import sweep as baseline
+    from utils.evaluation import make_room
+    from utils.models import loading as models
 
     source = models.locate(run.config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(run.config, run.layout, source)

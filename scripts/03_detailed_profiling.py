@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 @cli.step("03")
@@ -23,9 +23,12 @@ def main(run: cli.Run) -> int:
         run.note("trace.enabled and layers.enabled are false: nothing to record")
         return cli.DONE
 
-    from boundby.device import pick_device
-    from utils import data, models, steps, tracing
-    from utils.layers import profiling as layers
+    from boundby.machine import pick_device
+    from utils import data
+    from utils.models import loading as models
+    from utils.steps import steps
+    from utils.tracing import capture as tracing
+    from utils.tracing import profiling as layers
 
     source = models.locate(config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(config, run.layout, source)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 @cli.step("05")
@@ -21,7 +21,9 @@ def main(run: cli.Run) -> int:
         run.note("variants.enabled is false: nothing to compare")
         return cli.DONE
 
-    from utils import data, models, tasks
+    from utils import data
+    from utils.models import loading as models
+    from utils.models import tasks
     from utils.report import assembly
     from utils.report import variants as section
     from utils.variants import comparison

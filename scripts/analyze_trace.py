@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -35,7 +35,7 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
-    from utils.trace_analysis import traces
+    from utils.tracing import traces
 
     args = run.args
     traces.check_counts(top=args.top, steps=args.steps)
@@ -50,12 +50,12 @@ def main(run: cli.Run) -> int:
         pair = None
 
     def document():
-        from utils.trace_analysis import document
+        from utils.tracing import trace_document as document
 
         return document.of(found) if pair is None else document.of_pair(pair)
 
     def text():
-        from utils.trace_analysis import text
+        from utils.tracing import trace_text as text
 
         return "\n".join(text.lines(found, place, args.top) if pair is None else text.pair_lines(pair, args.top))
 

@@ -1,8 +1,8 @@
-"""Check every artefact of a profile: there, whole, as its receipt says, complete, and its tables true to its trace.
+"""Check every artefact of a profile: it is there, is the one that was written, and its traces are complete.
 
 Reads:  RUN: a results folder in which step 03 has run, or a folder with a profiler's manifest.json
 Writes: nothing; with --report the one file
-Exit:   0 fine · 1 a finding: something is missing, damaged, changed or untrue · 2 usage, or no profile there
+Exit:   0 fine · 1 a finding: something is missing, damaged or changed · 2 usage, or no profile there
 
 Without RUN the results folder of the settings is checked; where they ask for no trace, there is nothing to check.
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -29,17 +29,17 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
     from boundby import files
-    from utils.profile_check import report, subject
+    from utils.tracing import recording, report
 
     args = run.args
-    folder = subject.folder_of(run)
+    folder = recording.folder_of(run)
     if folder is None:
         if not args.brief:
             run.note("trace.enabled is false: there is no profile to check")
         return cli.DONE
-    checked = report.check(subject.locate(folder, run.layout))
+    checked = recording.check(folder, run.layout)
     text = "\n".join(report.lines(checked, with_analysis=args.analysis, brief=args.brief))
-    run.give(lambda: report.told(checked, with_analysis=args.analysis), lambda: text)
+    run.give(lambda: report.values(checked, with_analysis=args.analysis), lambda: text)
     if args.report:
         files.write_text(args.report, text + "\n")
         run.note(f"wrote {args.report}")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:

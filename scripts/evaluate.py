@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -30,9 +30,10 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
     cli.require_action(run.args, shards="run", anew="plan")
-    from utils import data, models
+    from utils import data
     from utils.evaluation import planning
     from utils.evaluation import run as evaluation
+    from utils.models import loading as models
 
     source = models.locate(run.config.model, run.layout.dataset.parent)
     wanted = planning.identity(run.config, data.check_receipt(run.config, run.layout, source), source)

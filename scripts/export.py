@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
-    from utils import export
+    from utils.report import export
 
     args = run.args
     folder = Path(args.run or run.layout.results)

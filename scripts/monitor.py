@@ -1,4 +1,4 @@
-"""Show training runs in the browser while they go on: overview, timing, memory, artifacts, and two runs compared.
+"""Show training runs in the browser while they go on: overview, timing, memory and artifacts.
 
 Reads:  RUNS: a folder of run folders, or one run folder (default: runs)
 Writes: nothing
@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments, settings=None, serves=True)
 def main(run: cli.Run) -> int:
-    from utils.monitor import server
+    from utils.training import server
 
     args = run.args
     server.check(args.runs, args.port, args.stall_after)

@@ -3,13 +3,12 @@
 Reads:  PROFILE...: the *_summary.json of a profile by layer, the *_metrics.jsonl or the dashboard beside it, a report
         of the pipeline, or the folder of one; a preset or a folder with a model is profiled first, here. Several are of
         one model on different kinds of nodes. FILE is of kind cpu or gpu by its device, KIND=FILE of the kind you name.
-        --nodes: the nodes. --trial: what scripts/run_plan.py kept of runs
+        --nodes: the nodes
 Writes: nothing; with --picture the one file. The profile of a model that it profiles lies in results/profiles
 Exit:   0 fine · 1 a finding: no split fits · 2 usage or input
 
     python scripts/plan_partition.py PROFILE... [--nodes configs/nodes.yaml] [--objective latency|throughput|requests]
                                                 [--requests M] [--json] [--model FOLDER] [--picture FILE]
-                                                [--trial RUN...]
 """
 
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 EXAMPLE = cli.ROOT / "configs" / "nodes.yaml"
 
@@ -31,14 +30,6 @@ def add_arguments(parser) -> None:
         help="the nodes and their links (default: the example in configs/nodes.yaml)",
     )
     parser.add_argument(
-        "--trial",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="RUN",
-        help="PLAN.run.json of scripts/run_plan.py: what it has measured of stages, machine and links is planned with",
-    )
-    parser.add_argument(
         "--objective",
         choices=("latency", "throughput", "requests"),
         default="latency",
@@ -46,23 +37,27 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--requests", type=int, metavar="M", help="how many requests are to be done soonest")
     parser.add_argument(
-        "--model", metavar="NAME_OR_FOLDER", help="where scripts/run_plan.py finds it (default: the profile's)"
+        "--model", metavar="NAME_OR_FOLDER", help="where a run of the plan finds it (default: the profile's)"
     )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the plan as a PNG")
 
 
 @cli.tool(add_arguments, settings=None)
 def main(run: cli.Run) -> int:
+    import msgspec
+
     from utils.partition import planning, report
 
     args = run.args
     report.check_picture(args.picture)
     settings = planning.read_nodes(args.nodes or EXAMPLE)
     profiles = planning.read_profiles(args.profiles)
-    trials = planning.read_trials(args.trial)
-    plan, missing = planning.plan(profiles, settings, args.objective, args.requests, trials)
+    plan, missing = planning.plan(profiles, settings, args.objective, args.requests)
     outcome = planning.for_examples(plan or missing, EXAMPLE) if args.nodes is None else plan or missing
-    run.give(lambda: planning.told(outcome, profiles, args.model), lambda: report.of_plan(outcome, profiles))
+    run.give(
+        lambda: msgspec.to_builtins(planning.plan_file(outcome, profiles, args.model)),
+        lambda: report.of_plan(outcome, profiles),
+    )
     if plan and args.picture:
         report.draw(args.picture, plan, profiles)
         run.note(f"wrote {args.picture}")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 SMALLER = "lower --batch-size, --sequence-length or --new-tokens, use --dtype bfloat16"
-SETTINGS = cli.Settings("utils.layers", "LayerSettings", cli.ROOT / "configs" / "layers.yaml", SMALLER)
+SETTINGS = cli.Settings("utils.tracing.layers", "LayerSettings", cli.ROOT / "configs" / "layers.yaml", SMALLER)
 FLAGS = {  # flag: setting, what it is
     "--num-samples": ("measurement.num_samples", "runs with probes, and as many without"),
     "--batch-size": ("measurement.batch_size", "samples per run"),
@@ -42,26 +42,9 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments, SETTINGS)
 def main(run: cli.Run) -> int:
     from boundby import files
-    from utils.layers import models, profiling
+    from utils.tracing import profiling
 
-    settings = run.config
-    chosen = models.prepare(settings.model, trust_remote_code=run.args.trust_remote_code)
-    measured = settings.measurement
-    inputs = models.inputs_for(chosen.model, measured.batch_size, measured.sequence_length)
-    model, inputs = models.generating(chosen.model, inputs, measured.new_tokens)
-    folder = Path(settings.output.dir)
-    report, dashboard = profiling.profile(
-        model,
-        inputs,
-        name=chosen.name,
-        folder=folder,
-        limits=profiling.limits_of_machine(folder / "ceilings", chosen.device, settings.model.dtype),
-        num_runs=measured.num_samples,
-        warmup_runs=measured.warmup_runs,
-        profile_name=settings.output.profile_name,
-        shape=models.shape_of(inputs, measured.new_tokens),
-        note=run.note,
-    )
+    report, dashboard = profiling.profile_as_set(run.config, run.note, trust_remote_code=run.args.trust_remote_code)
     run.give(
         lambda: files.read_json(dashboard.with_name(f"{report.profile.profile_name}_summary.json")),
         lambda: f"{report}\nwrote {dashboard} and the files beside it",

@@ -1,14 +1,14 @@
 """Record where the time of the steps goes: of any training program, or of a small model that is trained here.
 
-Reads:  scikit-learn's digits, or the texts of the quickstart; configs/training.yaml
+Reads:  scikit-learn's digits; configs/training.yaml
 Writes: a folder of its own below runs/, or the one of --output: config.json, metrics.json and, with --profiler on,
         stage_times.json, stage_log.jsonl, profiler_summary.json, manifest.json, trace.json, op_stats.csv
 Exit:   0 trained · 1 the training failed · 2 usage or input · 3 the environment lacks something · 130 interrupted; with
         a program after `--` its own. It needs no change: torch itself tells of its loaders, backwards and optimizers
 
     python scripts/profile_training.py [--profiler on|off] [--epochs N] [--steps-per-epoch N] [--steps N]
-        [--model baseline_cnn|resnet|efficientnet|text] [--framework loop|trainer|lightning] [--run-id NAME]
-        [--output DIR] [--try] [--config FILE] [key.sub=value ...]
+        [--model baseline_cnn|resnet|efficientnet] [--run-id NAME] [--output DIR] [--try]
+        [--config FILE] [key.sub=value ...]
     python scripts/profile_training.py [--run-id NAME] [--output DIR] -- python train.py ARGS
     torchrun --nproc-per-node 2 scripts/profile_training.py --profiler on
 """
@@ -18,8 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
-from utils.errors import InputError
+from utils.command import InputError, cli
 
 SMALLER = "lower training.batch_size and raise training.accumulate_grad_batches"
 SETTINGS = cli.Settings("utils.training.settings", "TrainingSettings", cli.ROOT / "configs" / "training.yaml", SMALLER)
@@ -27,8 +26,7 @@ FLAGS = {  # flag: setting, what it is
     "--epochs": ("training.max_epochs", "N", "times over the data"),
     "--steps-per-epoch": ("training.steps_per_epoch", "N", "optimizer steps of one epoch (default: all data once)"),
     "--steps": ("training.max_steps", "N", "optimizer steps in all, in as many epochs as that takes"),
-    "--model": ("model", "NAME", "baseline_cnn, resnet, efficientnet or text"),
-    "--framework": ("framework", "NAME", "loop (plain PyTorch), trainer (transformers) or lightning"),
+    "--model": ("model", "NAME", "baseline_cnn, resnet or efficientnet"),
 }
 
 
@@ -44,7 +42,7 @@ def add_arguments(parser) -> None:
         "--try",
         action="store_true",
         dest="tries",
-        help="then try each fix that applies to the plain loop, in 2 minutes",
+        help="then try each fix that applies, in 2 minutes",
     )
     parser.set_defaults(program=())
 

@@ -1,6 +1,6 @@
 """Run a plan in a process for each of its stages: what was predicted beside what is measured, and equal outputs.
 
-Reads:  PLAN: what scripts/plan_partition.py --json wrote; the preset, folder or model of the Hub that it names
+Reads:  PLAN: the JSON of a plan; the preset, folder or model of the Hub that it names
 Writes: PLAN.run.json (--simulate: PLAN.simulated.json) beside the plan, or the file of --output
 Exit:   0 fine · 1 a stage failed, or gives other outputs than the model · 2 usage or input · 3 a device is lacking
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:

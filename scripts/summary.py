@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
-    from utils import summary
+    from utils.report import run_summary as summary
 
     folder = Path(run.args.run or run.layout.results)
     found = summary.of(replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -24,7 +24,8 @@ def add_arguments(parser) -> None:
 
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
-    from utils import data, models
+    from utils import data
+    from utils.models import loading as models
 
     config, folder, trust = run.config, run.layout.dataset.parent, run.args.trust_remote_code
     if run.args.normalised:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
-from utils import cli
+from boundby.cli import typed
+from utils.command import cli
 
 
 def add_arguments(parser) -> None:
@@ -25,7 +26,7 @@ def add_arguments(parser) -> None:
 @cli.tool(add_arguments)
 def main(run: cli.Run) -> int:
     from boundby import files
-    from utils.errors import InputError
+    from utils.command import InputError
 
     folder = Path(run.args.run or run.layout.results)
     layout = replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name)
@@ -33,8 +34,8 @@ def main(run: cli.Run) -> int:
         card = layout.card.read_text(encoding="utf-8").rstrip()
     except OSError as error:
         raise InputError(
-            f"no run with a card lies in {folder} ({error.strerror}); `python run_pipeline.py` measures one, "
-            "and where one was measured `python scripts/04_visualize_results.py` writes it"
+            f"no run with a card lies in {folder} ({error.strerror}); `{typed('run')}` measures one, "
+            f"and where one was measured `{typed('report')}` writes it"
         ) from None
     measured = files.read_json(layout.metrics) if run.args.json and layout.metrics.is_file() else {}
     run.give(

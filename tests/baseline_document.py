@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
-from boundby.timer import WarmUp
+from boundby.timing.timer import WarmUp
 from boundby.trace.operator_table import OPERATOR_COLUMNS
 from tests.diagnosed_rows import CPU_CEILINGS, CPU_STATE, GPU_CEILINGS, GPU_STATE
-from utils import columns
-from utils.artifacts import METRICS_VERSION, Layout
-from utils.columns import NOT_DIAGNOSED
-from utils.config import Config, Targets
-from utils.optimal import judge, optimal
-from utils.visits import Timing, Visit
+from utils.baseline import columns
+from utils.baseline.columns import NOT_DIAGNOSED
+from utils.baseline.optimum import judge, optimal
+from utils.baseline.rounds import Timing, Visit
+from utils.command.artifacts import METRICS_VERSION, Layout
+from utils.settings.schema import Config, Targets
 
 BATCHES = 10  # per visit, as profiling.num_measurement_runs
 LEAST_VISIT_S = 0.4

@@ -1,25 +1,25 @@
-"""Rows of a sweep with what `utils.diagnosis` adds: work, share of the ceilings, and a verdict that `judge` made."""
+"""Rows of a sweep with what `utils.baseline` adds: work, share of the ceilings, and a verdict that `judge` made."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.judgement import Times, judge
-from boundby.known import Missing
-from boundby.roofline import Interval, OperatorLoad
-from boundby.trials import FASTER_PRODUCTS
-from boundby.verdict import Fix, Gain, Trial, doubts_of
-from utils.columns import Finding
-from utils.optimal import MEASURED
+from boundby.bound.judgement import Evidence, Forward, Times, judge
+from boundby.bound.trials import FASTER_PRODUCTS
+from boundby.bound.verdict import Fix, Gain, Trial, Tried, doubts_of
+from boundby.formatting import Missing
+from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.work.roofline import Interval, OperatorLoad
+from utils.baseline.columns import Finding
+from utils.baseline.optimum import MEASURED
 
 GIGA, TERA, MB = 1e9, 1e12, 1e6
 UNCHANGED = (0.87, 1.15)
 
 
 @dataclass(frozen=True)
-class Forward:
+class Model:
     """What one forward does: `operators` calls, each token `flops_per_token` and `bytes_per_token` beside weights."""
 
     flops_per_token: float
@@ -67,10 +67,10 @@ GPU_CEILINGS = Ceilings(
     dispatch_high_s=3.9e-6,
     seconds=5.1,
 )
-CPU_FORWARD = Forward(flops_per_token=4.2e6, bytes_per_token=120e3, weight_bytes=12.86e6, operators=180)
-GPU_FORWARD = {
-    "float32": Forward(flops_per_token=320e6, bytes_per_token=2 * MB, weight_bytes=1976 * MB, operators=640),
-    "bfloat16": Forward(flops_per_token=320e6, bytes_per_token=1 * MB, weight_bytes=988 * MB, operators=640),
+CPU_MODEL = Model(flops_per_token=4.2e6, bytes_per_token=120e3, weight_bytes=12.86e6, operators=180)
+GPU_MODEL = {
+    "float32": Model(flops_per_token=320e6, bytes_per_token=2 * MB, weight_bytes=1976 * MB, operators=640),
+    "bfloat16": Model(flops_per_token=320e6, bytes_per_token=1 * MB, weight_bytes=988 * MB, operators=640),
 }
 CPU_STATE = {
     "threads": 2,
@@ -90,26 +90,22 @@ def diagnosed(rows: Sequence[Mapping[str, Any]], gpu: bool = False) -> list[dict
 
 def _diagnosed(row: dict[str, Any], gpu: bool) -> dict[str, Any]:
     ceilings = GPU_CEILINGS if gpu else CPU_CEILINGS
-    forward = GPU_FORWARD[row["dtype"]] if gpu else CPU_FORWARD
+    model = GPU_MODEL[row["dtype"]] if gpu else CPU_MODEL
     configured, limits = ceilings.configured(row["dtype"]), ceilings.limits(row["dtype"])
     assert configured is not None and limits is not None
     times = _times(row, gpu)
     tokens = row["tokens_per_sec_padded"] / row["throughput_samples_per_sec_mean"] * row["batch_size"]
-    flops, moved = tokens * forward.flops_per_token, tokens * forward.bytes_per_token
+    flops, moved = tokens * model.flops_per_token, tokens * model.bytes_per_token
     loads = [
-        OperatorLoad("aten::addmm", 0.3 * forward.operators, flops, forward.weight_bytes, 0.4 * moved),
-        OperatorLoad("aten::add", 0.7 * forward.operators, 0.0, 0.0, 0.6 * moved),
+        OperatorLoad("aten::addmm", 0.3 * model.operators, flops, model.weight_bytes, 0.4 * moved),
+        OperatorLoad("aten::add", 0.7 * model.operators, 0.0, 0.0, 0.6 * moved),
     ]
-    verdict = judge(
-        times,
-        loads,
-        limits,
-        weights_bytes=forward.weight_bytes,
-        on_host=not gpu,
-        trials=[_replayed(times) if gpu else _less_precise()],
+    evidence = Evidence(
+        tried=Tried((_replayed(times) if gpu else _less_precise(),)),
         gains=list(_gains(row, ceilings)),
         doubts=[doubt for doubt in doubts_of(row) if doubt.kind == "noisy"],
     )
+    verdict = judge(Forward(times, tuple(loads), limits, model.weight_bytes, on_host=not gpu), evidence)
     per_sample_s = row["latency_per_sample_ms_mean"] / 1e3
     unknown = Missing("no energy counter: /sys/class/powercap cannot be read")
     finding = Finding(
@@ -118,7 +114,7 @@ def _diagnosed(row: dict[str, Any], gpu: bool) -> dict[str, Any]:
         isolated_s=times.isolated_s.value,
         flops=flops,
         useful_flops=flops * (100 - row["padding_pct"]) / 100,
-        moved_bytes=moved + forward.weight_bytes,
+        moved_bytes=moved + model.weight_bytes,
         peak_flops_per_s=configured.flops_per_s,
         energy_j=300 * per_sample_s if gpu else unknown,  # watts, 60 of them idle
         energy_net_j=240 * per_sample_s if gpu else unknown,

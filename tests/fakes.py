@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from boundby.disturbance import Conditions
+from boundby.machine.disturbance import Conditions
 
 
 class FakeClock:

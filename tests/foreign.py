@@ -23,22 +23,22 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from boundby import files
-from boundby.ceilings import Ceilings
+from boundby.machine.ceilings import Ceilings
 from boundby.training.reader import read_stage_times
 from tests import baseline_document as results
 from tests import layer_profiles, predicted_quality, trace_document
 from tests.diagnosed_rows import CPU_CEILINGS, diagnosed
 from tests.monitor_runs import write_run
 from tests.report_reading import answered, run_in, traced
-from utils import steps
+from utils.command.errors import InputError
 from utils.comparison import facts
-from utils.config import Config
 from utils.data.sources import open_file
-from utils.errors import InputError
-from utils.monitor.runs import Index
 from utils.render import plain_text
 from utils.report import assembly, card, sources
-from utils.yaml_settings import load
+from utils.settings.schema import Config
+from utils.settings.yaml_file import load
+from utils.steps import steps
+from utils.training.monitor.runs import Index
 
 LONGEST_S = 10.0  # that one case may take on a busy machine; most take a hundredth of a second
 REFUSALS = (InputError, OSError, ValueError)

@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from utils import data  # noqa: E402
-from utils.artifacts import Layout  # noqa: E402
-from utils.config import Config, Model  # noqa: E402
-from utils.errors import PipelineError  # noqa: E402
-from utils.model_source import ModelSource, fetch, locate  # noqa: E402
+from utils.command.artifacts import Layout  # noqa: E402
+from utils.command.errors import PipelineError  # noqa: E402
+from utils.models.source import ModelSource, fetch, locate  # noqa: E402
+from utils.settings.schema import Config, Model  # noqa: E402
 
 
 def perform(call: str, model: dict[str, Any], dataset: dict[str, Any] | None = None) -> dict[str, Any]:

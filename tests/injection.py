@@ -8,44 +8,45 @@ In-process and by functions of Python alone: what a library writes by itself, as
 
 import builtins
 import contextlib
-import csv
 import errno
 import fcntl
-import importlib
 import io
 import json
 import os
-import pickle
 import select
 import shutil
 import signal
-import socket
 import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
 KILLED, TORN, LOST_DATA, LOST_NAMES = "killed", "torn", "power lost", "power and names lost"
-ERRORS = {
-    "open": (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.EACCES),
-    "read": (errno.EIO, errno.ESTALE),
-    "write": (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG),
-    "fsync": (errno.ENOSPC, errno.EIO, errno.EDQUOT),
-    "rename": (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES),
-    "unlink": (errno.EIO, errno.EROFS, errno.EACCES),
-    "mkdir": (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMLINK),
-    "lock": (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO),
+ERRORS = {  # one of each kind: the disk is full, it fails, this user may not, the file system has no locks
+    "open": (errno.ENOSPC, errno.EACCES),
+    "read": (errno.EIO,),
+    "write": (errno.ENOSPC, errno.EIO),
+    "fsync": (errno.ENOSPC, errno.EIO),
+    "rename": (errno.ENOSPC, errno.EACCES),
+    "unlink": (errno.EIO,),
+    "mkdir": (errno.ENOSPC,),
+    "lock": (errno.ENOLCK,),
 }
-DONE: list[tuple[str, str]] = []  # what was done with files so far, as (operation, path); a fork goes on with it
-DISKS: list["Disk"] = []  # that of the block, where the power will be lost; a fork goes on with it too
-SLICE_S = 0.5  # of waiting; a machine that stands still for longer counts as one
+KILLS = {  # how a process ends at which operations
+    KILLED: ("write", "fsync", "rename", "unlink", "mkdir", "lock"),
+    TORN: ("write",),
+    LOST_DATA: ("fsync", "rename", "unlink"),
+    LOST_NAMES: ("fsync", "rename", "unlink"),
+    signal.SIGINT: ("write", "rename"),
+    signal.SIGTERM: ("write", "rename"),
+}
+LIMIT_S = 300.0  # after which a child hangs
 MOST_LOOKS, LOOK_S = 600, 0.05  # for processes that were told to end
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,11 @@ class Fault:
 
     @property
     def kind(self) -> str:
-        """The fault without its place."""
-        if isinstance(self.what, signal.Signals):
-            name = self.what.name
-        elif callable(self.what):
-            return self.what.__name__.replace("_", " ")
-        else:
-            name = errno.errorcode[self.what] if isinstance(self.what, int) else self.what
+        """The fault without its number."""
+        if callable(self.what):
+            return self.what.__name__
+        number = isinstance(self.what, int) and not isinstance(self.what, signal.Signals)
+        name = errno.errorcode[self.what] if number else getattr(self.what, "name", self.what)
         return f"{self.operation}: {name}{', and from then on' if self.stays else ''}"
 
 
@@ -80,7 +79,7 @@ class Disk:
     root: Path
     synced: dict[int, bytes] = field(default_factory=dict)  # by inode
     names: dict[int, dict[str, int]] = field(default_factory=dict)  # by inode of a folder
-    pins: dict[int, int] = field(default_factory=dict)  # an open file for each, so that no inode is given to another
+    pins: dict[int, int] = field(default_factory=dict)  # an open file for entry, so that no inode is given to another
 
     def __post_init__(self) -> None:
         for folder, _, names in os.walk(self.root):
@@ -101,13 +100,6 @@ class Disk:
         if self.pins[inode] != pin:
             os.close(pin)
 
-    def take_over(self, other: "Disk", process: int) -> None:
-        """Go on with what another process, which has not ended, knows of the same disk."""
-        self.synced, self.names = other.synced, other.names
-        for inode, pin in other.pins.items():
-            if inode not in self.pins:
-                self.pins[inode] = os.open(f"/proc/{process}/fd/{pin}", os.O_RDONLY)
-
     def lose_power(self, forgets_names: bool) -> None:
         """Bring the folder to what is on disk; unless it `forgets_names`, those of now are."""
         if not forgets_names:
@@ -119,13 +111,13 @@ class Disk:
         left.rename(self.root)
 
     def _listed(self, folder: str) -> dict[str, int]:
-        entries = [each for each in os.scandir(folder) if not each.is_symlink()]
-        for each in entries:
-            if each.inode() not in self.pins:
-                self.pins[each.inode()] = os.open(each.path, os.O_RDONLY)
-            if each.is_dir():
-                self.names.setdefault(each.inode(), {})  # a new folder is empty as long as it is not synced itself
-        return {each.name: each.inode() for each in entries}
+        entries = [entry for entry in os.scandir(folder) if not entry.is_symlink()]
+        for entry in entries:
+            if entry.inode() not in self.pins:
+                self.pins[entry.inode()] = os.open(entry.path, os.O_RDONLY)
+            if entry.is_dir():
+                self.names.setdefault(entry.inode(), {})  # a new folder is empty as long as it is not synced itself
+        return {entry.name: entry.inode() for entry in entries}
 
     def _restore(self, inode: int, folder: Path) -> None:
         folder.mkdir()
@@ -163,23 +155,22 @@ class _Raw(io.FileIO):
 @contextlib.contextmanager
 def injected(root: Path, fault: Fault | None = None) -> Iterator[list[tuple[str, str]]]:
     """Count what is done with files below `root` in the block, and let `fault` happen; yield (operation, path)s."""
-    DONE.clear()
-    top, real = f"{root.resolve()}{os.sep}", {"open": io.open, "os.open": os.open}
+    performed: list[tuple[str, str]] = []
+    top, real_open = f"{root.resolve()}{os.sep}", io.open
     disk = Disk(root.resolve()) if fault and fault.what in (LOST_DATA, LOST_NAMES) else None
-    DISKS[:] = [disk] if disk else []
 
-    def place(where: Any) -> str:
+    def path_of(where: Any) -> str:
         path = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else os.fspath(where)
         return os.path.abspath(os.fsdecode(path))
 
     def reach(operation: str, where: Any, tear: Callable[[], object] | None = None) -> None:
-        path = place(where)
+        path = path_of(where)
         if not f"{path}{os.sep}".startswith(top):
             return
-        DONE.append((operation, path))
+        performed.append((operation, path))
         if fault is None or fault.operation != operation:
             return
-        count = sum(each == operation for each, _ in DONE)
+        count = sum(name == operation for name, _ in performed)
         if count == fault.number or (fault.stays and count > fault.number):
             _befall(fault, None if isinstance(where, int) or operation in ("read", "write") else path, disk, tear)
 
@@ -195,8 +186,8 @@ def injected(root: Path, fault: Fault | None = None) -> Iterator[list[tuple[str,
         file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None,
         closefd: bool = True, opener: Any = None,
     ) -> Any:  # fmt: skip
-        if isinstance(file, int) or not f"{place(file)}{os.sep}".startswith(top):
-            return real["open"](file, mode, buffering, encoding, errors, newline, closefd, opener)
+        if isinstance(file, int) or not f"{path_of(file)}{os.sep}".startswith(top):
+            return real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
         reach("open", file)
         raw: Any = _Raw(reach, file, mode.replace("b", "").replace("t", ""), closefd, opener)
         if buffering == 0:
@@ -212,8 +203,8 @@ def injected(root: Path, fault: Fault | None = None) -> Iterator[list[tuple[str,
     def synced(descriptor: int, fsync: Callable[[int], None] = os.fsync) -> None:
         reach("fsync", descriptor)
         fsync(descriptor)
-        if disk and f"{place(descriptor)}{os.sep}".startswith(top):
-            disk.sync(place(descriptor))
+        if disk and f"{path_of(descriptor)}{os.sep}".startswith(top):
+            disk.sync(path_of(descriptor))
 
     def locked(descriptor: Any, operation: int, flock: Callable[..., None] = fcntl.flock) -> None:
         if operation != fcntl.LOCK_UN:
@@ -228,7 +219,7 @@ def injected(root: Path, fault: Fault | None = None) -> Iterator[list[tuple[str,
             patches.enter_context(patch.object(os, name, counted(operation, getattr(os, name))))
         patches.enter_context(patch.object(os, "fsync", synced))
         patches.enter_context(patch.object(fcntl, "flock", locked))
-        yield DONE
+        yield performed
 
 
 def _befall(fault: Fault, path: str | None, disk: Disk | None, tear: Callable[[], object] | None) -> None:
@@ -248,34 +239,23 @@ def _befall(fault: Fault, path: str | None, disk: Disk | None, tear: Callable[[]
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def faults(done: list[tuple[str, str]], first: int = 0) -> Iterator[Fault]:
-    """Yield every fault at every operation that an undisturbed run has `done`, after the `first` of each kind."""
+def faults(done: list[tuple[str, str]]) -> Iterator[Fault]:
+    """Yield every fault at every operation that an undisturbed run has `done`."""
     for operation, errors in ERRORS.items():
-        count = sum(each == operation for each, _ in done)
-        for number in range(first + 1, count + 1):
+        for number in range(1, 1 + sum(name == operation for name, _ in done)):
             yield from (Fault(operation, number, error) for error in errors)
-            if operation in ("open", "write", "fsync", "rename", "mkdir"):
-                full = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-                yield from (Fault(operation, number, error, stays=True) for error in errors if error in full)
-            yield from (Fault(operation, number, signum) for signum in SIGNALS if operation in ("write", "rename"))
-            if operation in ("write", "fsync", "rename", "unlink", "mkdir", "lock"):
-                yield Fault(operation, number, KILLED)
-            if operation == "write":
-                yield Fault(operation, number, TORN)
-            if operation in ("fsync", "rename", "unlink"):
-                yield Fault(operation, number, LOST_DATA)
-                yield Fault(operation, number, LOST_NAMES)
+            yield from (Fault(operation, number, error, stays=True) for error in errors if error == errno.ENOSPC)
+            yield from (Fault(operation, number, kill) for kill, operations in KILLS.items() if operation in operations)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a forked child ended: its exit code, negative for a signal, None where it hung; and what it printed.
+    """How a forked child ended: its exit code, negative for a signal; what it printed and did with files.
 
-    `seconds` are those it took, without what the machine stood still for; `left` tells whether a process that it
-    started went on.
+    `left` tells whether a process that it started went on.
     """
 
-    code: int | None
+    code: int
     said: str
     done: list[tuple[str, str]]
     seconds: float
@@ -283,13 +263,11 @@ class Ended:
 
 
 def in_child(
-    act: Callable[[], int | None], root: Path | None = None, fault: Fault | None = None,
-    kill_after_s: float | None = None, limit_s: float = 120.0,
-) -> Ended:  # fmt: skip
+    act: Callable[[], int | None], root: Path | None = None, fault: Fault | None = None, kill_after_s: float = LIMIT_S
+) -> Ended:
     """Run `act` in a forked child, with `fault` below `root`, and kill it with all it started; return how it ended."""
-    log = os.memfd_create("said")
-    answer, report = os.pipe()
-    pid = os.fork()
+    log, report = os.memfd_create("said"), os.memfd_create("done")
+    began, pid = time.monotonic(), os.fork()
     if pid == 0:
         code = 70
         try:
@@ -297,22 +275,26 @@ def in_child(
             for stream in (1, 2):
                 os.dup2(log, stream)
             sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
-            forget_handlers()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             with injected(root, fault) if root else contextlib.nullcontext([]) as done:
                 code = act() or 0
-            with os.fdopen(report, "w") as file:
-                json.dump(done, file)
+            os.write(report, json.dumps(done).encode())
         except BaseException:
-            os.write(log, traceback.format_exc().encode())  # the streams may be dead
+            os.write(log, traceback.format_exc().encode())
         finally:
             os._exit(code)
-    os.close(report)
     with contextlib.suppress(OSError):  # whoever comes first
         os.setpgid(pid, pid)
-    code, done, seconds = _awaited(pid, answer, kill_after_s, limit_s)
-    said = os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
+    with open(os.pidfd_open(pid)) as ended:
+        if not select.select([ended], [], [], kill_after_s)[0]:
+            os.killpg(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    said, done = (os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace") for file in (log, report))
     os.close(log)
-    return Ended(code, said, done, seconds, is_left(pid))
+    os.close(report)
+    operations = [(operation, path) for operation, path in json.loads(done or "[]")]
+    return Ended(code, said, operations, time.monotonic() - began, is_left(pid))
 
 
 def is_left(group: int) -> bool:
@@ -325,111 +307,3 @@ def is_left(group: int) -> bool:
         time.sleep(LOOK_S)
     os.killpg(group, signal.SIGKILL)
     return True
-
-
-def forget_handlers() -> None:
-    """Let every signal to stop do what it does to a new process."""
-    for signum in SIGNALS:
-        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
-
-
-class ForkedStep:
-    """Stand in for the `subprocess.Popen` of a script of this project: a fork, which has its imports.
-
-    It goes on with what was counted and synced before it, and whoever waits for it goes on with what it has.
-    """
-
-    def __init__(self, command: Sequence[str], preexec_fn: Callable[[], None], stdout: None = None) -> None:
-        script = importlib.import_module(f"scripts.{Path(command[1]).stem}")
-        self._report = os.memfd_create("report")
-        self._line, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 70
-            try:
-                self._line.close()
-                preexec_fn()
-                forget_handlers()
-                code = script.main(command[2:])
-                with open(self._report, "wb", closefd=False) as file:
-                    pickle.dump((DONE, DISKS), file)
-                theirs.send(b"ready")
-                theirs.recv(1)  # what is pinned here must stay so until it is pinned there
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        theirs.close()
-
-    def send_signal(self, signum: int) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, signum)
-
-    def wait(self) -> int:
-        """Wait for its end; return its exit code, negative for a signal."""
-        with self._line, open(self._report, "rb") as report:
-            if self._line.recv(5):  # nothing where it has died
-                report.seek(0)  # a fork shares the place in the file
-                done, disks = pickle.load(report)
-                DONE[:] = done
-                for disk, theirs in zip(DISKS, disks, strict=True):
-                    disk.take_over(theirs, self.pid)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def _awaited(
-    pid: int, answer: int, kill_after_s: float | None, limit_s: float
-) -> tuple[int | None, list[tuple[str, str]], float]:
-    most_s = limit_s if kill_after_s is None else kill_after_s
-    content, left_s, is_open = b"", most_s, True
-    with open(os.pidfd_open(pid)) as ended, os.fdopen(answer, "rb") as report:
-        while left_s > 0:
-            before = time.monotonic()
-            ready, _, _ = select.select([ended, *([report] if is_open else [])], [], [], min(left_s, SLICE_S))
-            left_s -= min(time.monotonic() - before, SLICE_S)
-            if report in ready:
-                piece = os.read(report.fileno(), 1 << 16)
-                content, is_open = content + piece, bool(piece)
-            elif ended in ready:
-                break
-        hung = left_s <= 0 and kill_after_s is None
-        if left_s <= 0:
-            os.killpg(pid, signal.SIGKILL)  # it cannot be gone: nobody has asked for its exit code
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    done = [tuple(each) for each in json.loads(content)] if content else []
-    return None if hung else code, done, most_s - left_s
-
-
-def visits(results: Path) -> set[tuple]:
-    """Return the committed visits of the sweep as (log, batch size, round, session)."""
-    found = set()
-    for log in results.rglob("02-visits-*.jsonl"):
-        for line in log.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):
-                visit = json.loads(line)
-                found.add((log.name, visit["batch_size"], visit["round"], visit["session"]))
-    return found
-
-
-def unreadable(results: Path) -> list[str]:
-    """Return what a reader of the results would stumble over."""
-    import pyarrow.parquet
-
-    problems = []
-    for path in sorted(results.rglob("*")):
-        if not path.is_file() or path.name.startswith(".tmp-"):
-            continue
-        try:
-            if path.suffix == ".json":
-                json.loads(path.read_text(encoding="utf-8"))
-            elif path.suffix == ".csv":
-                with path.open(encoding="utf-8", newline="") as file:
-                    widths = {len(row) for row in csv.reader(file)}
-                assert len(widths) == 1, f"rows of {widths} cells"
-            elif path.suffix == ".parquet":
-                pyarrow.parquet.read_table(path)
-            elif path.suffix == ".png":
-                assert path.read_bytes().endswith(b"IEND\xaeB`\x82"), "torn picture"
-        except (ValueError, AssertionError, OSError) as error:
-            problems.append(f"{path.name}: {error}")
-    return problems

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable
 
+from boundby.bound.verdict import Bound, Gain, Verdict
 from boundby.training import StageTimer, TimerOptions, TrainingVerdict, judge_training
-from boundby.verdict import Bound, Gain, Verdict
 from tests.fakes import FakeNanoseconds
 from tests.timed_loops import Device
 

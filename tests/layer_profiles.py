@@ -1,12 +1,13 @@
 """Profiles by layer, made up without a model: GPT-2 as it is built, and any number of layers with any names."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
-from boundby.roofline import Interval, Limits
-from boundby.stats import Summary, summarize
+from boundby.timing.stats import Summary, summarize
+from boundby.work.roofline import Interval, Limits
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 END_TO_END_S = 0.050

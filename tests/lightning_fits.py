@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from boundby.integrations.lightning import ProfilerCallback
 from boundby.training import StageTimes, read_stage_times
+from boundby.training.lightning import ProfilerCallback
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 LIGHTNING = PACKAGES[0]

@@ -24,7 +24,6 @@ class Case:
     chains: dict[str, Chain]  # by kind
     links: Links
     requests: int
-    overlap: bool
     in_order: bool
     inputs_in_flight: int
 
@@ -102,15 +101,7 @@ def slowed(case: Case, split: Split, stages: Sequence[int]) -> list[int]:
 def taken(case: Case, split: Split) -> tuple[int, int, int]:
     """Return the latency, the period and the transfers of a split in picoseconds."""
     stages, carried = parts(case, split)
-    busy = slowed(case, split, stages)
-    if case.overlap:
-        period = max(busy + carried)
-    else:
-        period = max(
-            stage + (carried[place - 1] if place else 0) + (carried[place] if place < len(carried) else 0)
-            for place, stage in enumerate(busy)
-        )
-    return sum(stages) + sum(carried), period, sum(carried)
+    return sum(stages) + sum(carried), max(slowed(case, split, stages) + carried), sum(carried)
 
 
 def best(case: Case, objective: str) -> tuple[int, ...] | None:
@@ -148,7 +139,7 @@ def least_extra(case: Case, node: int) -> int:
 def tables(case: Case) -> Costs:
     """Return the planner's tables of a problem."""
     chains = {node.name: case.chain(node) for node in case.nodes}
-    return costs_of(case.nodes, chains, case.links, overlap=case.overlap, inputs_in_flight=case.inputs_in_flight)
+    return costs_of(case.nodes, chains, case.links, inputs_in_flight=case.inputs_in_flight)
 
 
 def random_case(seed: int, most_units: int = 6) -> Case:
@@ -169,7 +160,6 @@ def random_case(seed: int, most_units: int = 6) -> Case:
         chains=chains,
         links=_links(chance, nodes, coarse),
         requests=chance.choice([1, 2, 3, 7, 40]),
-        overlap=chance.random() < 0.5,
         in_order=chance.random() < 0.25,
         inputs_in_flight=chance.choice([1, 1, 2]),
     )

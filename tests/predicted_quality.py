@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from tests.baseline_document import PLAN
-from utils.artifacts import EvaluationFolder
-from utils.tasks.sequence_classification import quality, score
-from utils.tasks.sequence_classification.calibration import Calibration, Reliability
+from utils.command.artifacts import EvaluationFolder
+from utils.models.tasks.sequence_classification import quality, score
+from utils.models.tasks.sequence_classification.calibration import Calibration, Reliability
 
 NAMES = ("negative", "neutral", "positive")
 COUNTS = np.array([[90, 8, 2], [30, 60, 0], [0, 0, 0]])

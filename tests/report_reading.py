@@ -10,11 +10,12 @@ from typing import Any
 from msgspec import structs
 
 from tests import baseline_document as results
-from utils.artifacts import Layout
-from utils.cli import DEFAULT_CONFIG, Run
-from utils.console import Console
+from utils.command.artifacts import Layout
+from utils.command.cli import DEFAULT_CONFIG, Run
+from utils.command.console import Console
 from utils.render import blocks, plain_text
-from utils.report import advice, assembly, pictures, sources
+from utils.report import advice, assembly, sources
+from utils.report import figures as pictures
 
 REMARKS = [{"what": "device events", "reason": "the profiler of this torch records none for cpu"}]
 POD = {

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import gate
-from boundby.compare import rounds_to_find
+from boundby.timing.compare import rounds_to_find
 
 PAIRS = 500
 NOMINAL = 0.025  # 5 % in both directions

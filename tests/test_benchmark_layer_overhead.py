@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import _layer_overhead, layer_overhead
 from benchmarks.layer_overhead import Watched
-from boundby.stats import Estimate
+from boundby.timing.stats import Estimate
 
 GOOD = Watched(
     "gpt2", calls=100, plain_s=[0.050, 0.050, 0.050], ratios=[1.002, 1.002, 1.002], coverages=[1.0, 1.001, 0.999]

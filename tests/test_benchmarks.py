@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import repeatability, sampler_overhead
-from boundby.stats import Estimate, estimate
+from boundby.timing.stats import Estimate, estimate
 
 DISTURBED = ["the measurement was disturbed: other processes used 0.9 of 2 cores"]
 PLAIN = [230.0, 221.0, 256.0, 240.0, 235.0]

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import run_pipeline
+from boundby import __main__ as command
 from boundby import cli
 from docs import draw_card, generate_api
 
@@ -88,7 +89,7 @@ def known_flags() -> set[str]:
         subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs
     ]
     assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
-    texts = [each.stdout for each in helped] + [cli.SHOWN]
+    texts = [each.stdout for each in helped] + [command.SHOWN]
     sources = (
         ROOT / "tests" / "gpu" / "conftest.py",
         ROOT / "setup_environment.sh",
@@ -152,10 +153,10 @@ def test_the_code_that_runs_and_simulates_a_plan_does_so(tmp_path, monkeypatch, 
 
 
 def test_every_metrics_column_is_explained():
-    from utils.columns import explained
+    from utils.baseline.columns import explained
 
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert page == explained(page), "write what `utils.columns.explained` returns to docs/metrics.md"
+    assert page == explained(page), "write what `utils.baseline.columns.explained` returns to docs/metrics.md"
 
 
 def test_runner_help_names_every_step():

@@ -161,8 +161,8 @@ def test_json_is_one_document_on_stdout_whatever_the_command(word, finished, tmp
     folder = str(finished.kept if "SETTINGS" not in JSON[word] else finished.results)
     given = [each.replace("RESULTS", folder) for each in JSON[word]]
     at = given.index("SETTINGS") if "SETTINGS" in given else len(given)
-    monkeypatch.setattr("utils.monitor.server.serve", lambda *_: print("what serves may print"))
-    monkeypatch.setattr("utils.monitor.server.check", lambda *_: None)
+    monkeypatch.setattr("utils.training.monitor.server.serve", lambda *_: print("what serves may print"))
+    monkeypatch.setattr("utils.training.monitor.server.check", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     if word == "run-plan":
         _, plan = documented("plan_partition", [f"{folder}/layers/model_summary.json"])

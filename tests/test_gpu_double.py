@@ -285,7 +285,7 @@ def test_nvml_refuses_as_a_container_without_rights_does():
 
 def test_a_child_process_has_the_card_its_clock_and_nvidia_smi():
     code = (
-        "import subprocess, torch, boundby.timer as timer; t = timer.Timer();"
+        "import subprocess, torch, boundby.timing.timer as timer; t = timer.Timer();"
         "one = torch.zeros(1, device='cuda'); torch.cuda.synchronize();"
         "s = t.isolated(lambda: (one.add_(1), torch.cuda.synchronize()));"
         "print(torch.cuda.get_device_name(), 1.0 < s < 1.1, subprocess.run(['nvidia-smi'], capture_output=True).stdout)"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import boundby
+from boundby.__main__ import COMPLETIONS
 from boundby.cli import COMMANDS
-from boundby.completion import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[1]
 CARD = "quickstart on a machine\nLimited by   padding first\n"
@@ -86,11 +86,11 @@ def test_shows_the_card_of_a_run_again_without_torch(call, tmp_path):
 
 
 def test_names_the_extra_that_brings_a_missing_package(call, tmp_path):
-    blocked = "import sys; sys.modules['torch'] = None; from boundby.cli import main; main(['layers'])"
+    blocked = "import sys; sys.modules['torch'] = None; from boundby.__main__ import main; main(['layers'])"
     assert "torch: not installed; pip install 'boundby[transformers]'" in call("-c", blocked).stderr
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
+@pytest.mark.parametrize("shell", COMPLETIONS)
 def test_completes_words_in_every_shell(call, shell):
     lines = call("-m", "boundby", "--completion", shell).stdout
     assert all(word in lines for word in COMMANDS)

@@ -10,9 +10,9 @@ from boundby import files
 from boundby.trace import analyze, read_trace
 from tests import traces
 from tests.traces import call, event, memory_change, step, work
-from utils.artifacts import Layout
-from utils.trace_analysis import document as documents
-from utils.trace_analysis.traces import Examination, Examined
+from utils.command.artifacts import Layout
+from utils.tracing import trace_document as documents
+from utils.tracing.traces import Examination, Examined
 
 STEPS = 4
 STEP_US = 10_000.0

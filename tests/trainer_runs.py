@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from boundby.integrations.transformers import ProfCallback
 from boundby.training import StageTimer
+from boundby.training.transformers import ProfCallback
 from tests.fakes import FakeNanoseconds
 
 SAMPLES, BATCH = 48, 2

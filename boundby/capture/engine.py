@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.profiler
 
@@ -25,8 +26,8 @@ from boundby.capture.instruments import (
 from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record
 from boundby.capture.schedule import Content, Span
 from boundby.capture.session import Session, Use, activities_on
-from boundby.device import is_gpu, is_sticky, synchronizer
-from boundby.trace.window import EXCLUDED
+from boundby.machine import is_gpu, is_sticky, synchronizer
+from boundby.trace import EXCLUDED
 
 STACK_STEPS = 1
 STAGE = "stage: "  # in front of the name of the range
@@ -221,39 +222,24 @@ class Engine:
             self.log.lacks(SNAPSHOT, lack)
 
 
-def manifest_of(  # noqa: PLR0913  (what only the one who drives the engine knows)
-    log: Record,
-    engine: Engine | None,
-    naming: Naming,
-    *,
-    steps_expected: int,
-    seconds: float,
-    estimated_bytes: int | None,
-    estimate_reason: str | None,
-    trace_reason: str | None = None,
-) -> CaptureManifest:
-    """Return what has been obtained up to now; without an engine nothing was recorded."""
+def completed(wanted: CaptureManifest, log: Record, engine: Engine | None, naming: Naming) -> CaptureManifest:
+    """Return the manifest with what has been obtained up to now; without an engine nothing was recorded."""
     cycles = tuple(engine.cycles) if engine and not engine.reason_for_none else ()
     traces = sorted((cycle for cycle in cycles if cycle.trace_path), key=lambda cycle: cycle.stacks)
-    return CaptureManifest(
+    return msgspec.structs.replace(
+        wanted,
         activities=tuple(activity.name for activity in engine.activities) if engine else (),
-        steps_expected=steps_expected,
         steps_recorded=sum(cycle.steps_recorded for cycle in cycles),
         trace_path=traces[0].trace_path if traces else None,
         trace_bytes=traces[0].trace_bytes if traces else None,
         stacks_path=engine.stacks_path if engine else None,
-        seconds=seconds,
         downgrades=tuple(dict.fromkeys(log.downgrades)),
         unavailable=tuple(log.unavailable),
         warnings=tuple(dict.fromkeys(log.warnings)),
         snapshot_path=engine.snapshot_path if engine else None,
-        estimated_bytes=estimated_bytes,
-        estimate_reason=estimate_reason,
         rank=naming.rank,
         world_size=naming.world_size,
         cycles=cycles,
-        trace_wanted=trace_reason is None,
-        trace_reason=trace_reason,
     )
 
 
@@ -279,15 +265,13 @@ def capture(
     drive = _Drive(step, device, warmup, options or CaptureOptions())
     drive.record(steps, trace_path)
     engine = drive.engine
-    return manifest_of(
-        engine.log,
-        engine,
-        engine.naming,
+    wanted = CaptureManifest(
         steps_expected=steps,
         seconds=time.perf_counter() - started,
         estimated_bytes=drive.estimated_bytes,
         estimate_reason=drive.estimate_reason,
     )
+    return completed(wanted, engine.log, engine, engine.naming)
 
 
 class _Drive:

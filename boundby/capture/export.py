@@ -15,8 +15,7 @@ import torch
 import torch.profiler
 
 from boundby import files
-from boundby.trace import Trace, folded_stacks, read_trace, step_count
-from boundby.trace.table import DEVICE_CATEGORIES
+from boundby.trace import DEVICE_CATEGORIES, MAX_JSON_BYTES, Trace, folded_stacks, read_trace, step_count
 
 GZIP_LEVEL = 1  # torch's own .gz export uses 9: 18 times as long for a file a third smaller (a trace of 26 MB)
 
@@ -25,6 +24,15 @@ def check_suffix(trace_path: Path) -> None:
     """Raise ValueError where the name of a trace says neither plain nor packed JSON."""
     if not trace_path.name.endswith((".json", ".json.gz")):
         raise ValueError(f"trace_path is {trace_path}; it must end with .json or .json.gz")
+
+
+def trace_limit(max_trace_mb: float) -> int:
+    """Return a limit in bytes; raise ValueError, in the name of a callback's `max_trace_mb`, where it cannot be."""
+    is_number = isinstance(max_trace_mb, int | float) and not isinstance(max_trace_mb, bool)
+    if is_number and 0 < max_trace_mb * 10**6 <= MAX_JSON_BYTES:
+        return round(max_trace_mb * 10**6)
+    most = MAX_JSON_BYTES // 10**6
+    raise ValueError(f"max_trace_mb is {max_trace_mb!r}; give a number above 0 and of at most {most}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from boundby import files
 from boundby.capture.manifest import Record
-from boundby.remarks import summary
+from boundby.capture.remarks import summary
 
 MAX_ENTRIES = 100_000  # of the allocator's history; each takes some KB, and torch's own default has no limit
 SNAPSHOT = "memory snapshot"

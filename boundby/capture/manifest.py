@@ -1,21 +1,15 @@
-"""What a capture was asked for and what it obtained: plain records, ready for JSON."""
+"""What a capture was asked for and what it obtained: the record of `manifest.json`, written and read as one type."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from boundby.remarks import Remark
-from boundby.trace.decoding import MAX_JSON_BYTES
+import msgspec
+
+from boundby.capture.remarks import Remark
+
+SCHEMA_VERSION = 1
 
 MAX_TRACE_MB = 256  # of JSON before compression; viewers that run in a browser still open it
-
-
-def trace_limit(max_trace_mb: float) -> int:
-    """Return a limit in bytes; raise ValueError, in the name of a callback's `max_trace_mb`, where it cannot be."""
-    is_number = isinstance(max_trace_mb, int | float) and not isinstance(max_trace_mb, bool)
-    if is_number and 0 < max_trace_mb * 10**6 <= MAX_JSON_BYTES:
-        return round(max_trace_mb * 10**6)
-    most = MAX_JSON_BYTES // 10**6
-    raise ValueError(f"max_trace_mb is {max_trace_mb!r}; give a number above 0 and of at most {most}")
 
 
 @dataclass(frozen=True)
@@ -36,24 +30,23 @@ class CaptureOptions:
         return self.stacks or self.stacks_path is not None
 
 
-@dataclass(frozen=True)
-class Cycle:
+class Cycle(msgspec.Struct, frozen=True):
     """One recording of consecutive steps."""
 
     number: int  # from 1
     first_step: int  # of those recorded, as in `ProfilerStep#k`
     steps_expected: int
     steps_recorded: int
-    stacks: bool  # recorded with Python stacks, whose cost is in its times
-    trace_path: Path | None  # None where there is no trace; `downgrades` of the manifest says why
-    trace_bytes: int | None
-    json_bytes: int | None  # before compression; None where the profiler gave nothing
+    stacks: bool = False  # recorded with Python stacks, whose cost is in its times
+    trace_path: Path | None = None  # None where there is no trace; `downgrades` of the manifest says why
+    trace_bytes: int | None = None
+    json_bytes: int | None = None  # before compression; None where the profiler gave nothing
 
 
-@dataclass(frozen=True)
-class CaptureManifest:
-    """What was recorded, and everything that falls short of the request."""
+class CaptureManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What was recorded, and everything that falls short of the request: what `manifest.json` holds."""
 
+    schema_version: int = SCHEMA_VERSION
     activities: tuple[str, ...] = ()  # "CPU", "CUDA"
     steps_expected: int = 0
     steps_recorded: int = 0  # different `ProfilerStep` marks of whole steps in the traces
@@ -72,6 +65,18 @@ class CaptureManifest:
     cycles: tuple[Cycle, ...] = ()
     trace_wanted: bool = True
     trace_reason: str | None = None  # why none was wanted, and the way to one; None where one was
+    # Of the batch that step 03 traces; None of a loop.
+    batch_size: int | None = None
+    batch_size_reason: str | None = None
+    shape: str | None = None
+    dtype: str | None = None
+
+    @property
+    def files(self) -> dict[Path, str]:
+        """Every file that it names, and what it is."""
+        named = [(cycle.trace_path, "trace") for cycle in self.cycles]
+        named += [(self.trace_path, "trace"), (self.stacks_path, "stacks"), (self.snapshot_path, "memory snapshot")]
+        return {path: what for path, what in named if path is not None}
 
 
 @dataclass

@@ -10,12 +10,12 @@ from types import TracebackType
 import torch
 import torch.profiler
 
-from boundby.capture.engine import Engine, manifest_of
+from boundby.capture.engine import Engine, completed
 from boundby.capture.export import Naming, check_suffix, naming_of_process
 from boundby.capture.manifest import CaptureManifest, CaptureOptions, Cycle, Record
+from boundby.capture.remarks import summary
 from boundby.capture.schedule import NEVER, Content, Schedule
-from boundby.remarks import summary
-from boundby.trace.decoding import MAX_JSON_BYTES
+from boundby.trace import MAX_JSON_BYTES
 
 NO_ESTIMATE = "a size is known from the second cycle without stacks on"
 MOST_RETRIES = 2  # further cycles in place of those that gave no trace
@@ -129,16 +129,15 @@ class Recorder:
     def manifest(self) -> CaptureManifest:
         """Return what has been obtained up to now."""
         reason = self._engine.reason_for_none if self._engine else None
-        return manifest_of(
-            self._log,
-            self._engine,
-            self._naming or Naming(),
+        wanted = CaptureManifest(
             steps_expected=self._wanted.active * self._wanted.repeat,
             seconds=self._seconds,
             estimated_bytes=self._estimated_bytes,
             estimate_reason=None if self._estimated_bytes else NO_ESTIMATE,
+            trace_wanted=reason is None,
             trace_reason=f"{reason}; run without Nsight for a trace" if reason else None,
         )
+        return completed(wanted, self._log, self._engine, self._naming or Naming())
 
     def _begin(self, total_steps: int | None, first: int) -> None:
         self._naming = self._naming or naming_of_process()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.profiler import ProfilerAction
 
-from boundby.remarks import Remark
+from boundby.capture.remarks import Remark
 
 NEVER = sys.maxsize  # as the number of a step
 LEAST = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1, "every": 0}

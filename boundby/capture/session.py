@@ -20,10 +20,10 @@ from torch.profiler import ProfilerAction
 
 from boundby.capture.instruments import Instrument
 from boundby.capture.manifest import Record
+from boundby.capture.patches import Patches
+from boundby.capture.remarks import summary
 from boundby.capture.schedule import Span
-from boundby.device import is_sticky
-from boundby.patches import Patches
-from boundby.remarks import summary
+from boundby.machine import is_sticky
 
 WAY_OUT = "two at once would end the process: leave it out to record this"
 AT_WORK = f"another torch profiler is at work, and slows the program; {WAY_OUT}"

@@ -7,9 +7,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from boundby.device import is_gpu
 from boundby.inference.rotary import Rotary, rotary_of
-from boundby.whole_set import Shape
+from boundby.machine import is_gpu
+from boundby.timing import Shape
 
 TOKENIZER_CHUNK = 1000  # texts per call: the Rust tokenizer is fed well, and memory stays flat
 

@@ -10,20 +10,16 @@ import numpy as np
 import psutil
 import torch
 
-from boundby.ceilings import matmul_precision
-from boundby.device import is_host
-from boundby.environment import memory_limit_bytes
+from boundby.bound import FASTER_PRODUCTS, Candidate, Fix, Made, SameLabels, Untried, coarser_products
 from boundby.inference.batches import Batch, Tokens, batches_in_order, collate, forward
 from boundby.inference.precision import Precision, matmul_effect, tolerance
 from boundby.inference.reference import in_dtype
 from boundby.inference.rotary import rotary_of
 from boundby.inference.selfcheck import allowed_of_own
-from boundby.inference.strategies import Strategy, candidates, compile_layers, compile_obstacle
-from boundby.roofline import Interval
-from boundby.stats import wilson_interval
-from boundby.timer import Work
-from boundby.trials import FASTER_PRODUCTS, Candidate, Made, coarser_products
-from boundby.verdict import Fix, SameLabels, Untried
+from boundby.inference.strategies import Strategy, candidates, compile_layers
+from boundby.machine import compile_obstacle, is_host, matmul_precision, memory_limit_bytes
+from boundby.timing import Work, wilson_interval
+from boundby.work import Interval
 
 PACKED = ("varlen", "efficient", "grouped")  # the strategies that pad nothing
 COMPILE_S = 30.0  # to compile the layers of a small classifier on two CPU cores: 17 to 35 s were measured

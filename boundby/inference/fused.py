@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from boundby.device import raise_if_lost
+from boundby.machine import raise_if_lost
 
 SAMPLE_ROWS = 8  # of random states, on which a norm and its replacement are compared
 # Of the largest value: half precision rounds once where the model rounds at each step.

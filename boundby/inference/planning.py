@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.device import is_gpu, is_out_of_memory, raise_if_lost
 from boundby.inference.batches import Tokens, tokenize
 from boundby.inference.precision import Precision, available
 from boundby.inference.predictor import Predictor, PredictorOptions
@@ -22,8 +21,8 @@ from boundby.inference.reference import (
     same_guard,
 )
 from boundby.inference.selfcheck import CANNOT_RUN
-from boundby.stats import wilson_interval
-from boundby.timer import Timer
+from boundby.machine import is_gpu, is_out_of_memory, raise_if_lost
+from boundby.timing import Timer, wilson_interval
 
 SAMPLE_ROWS = 2000  # all of them the same label: the lower end of the interval is 0.998
 CHECK_TEXTS = 256  # of the sample, from which the self-check takes its rows

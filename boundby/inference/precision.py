@@ -29,10 +29,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from boundby.ceilings import matmul_precision
-from boundby.device import fast_float32_products, has_bfloat16_products, has_int8_products, is_gpu, is_host
 from boundby.inference import fused
 from boundby.inference.reference import in_dtype
+from boundby.machine import (
+    fast_float32_products,
+    has_bfloat16_products,
+    has_int8_products,
+    is_gpu,
+    is_host,
+    matmul_precision,
+)
 
 INT8_LARGEST = 127
 LEAST_INPUT = 1e-6  # of a calibrated range

@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from boundby.device import (
+from boundby.inference.batches import Tokens, tokenize
+from boundby.inference.precision import EXACT, PRECISIONS, Precision, can_prepare
+from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier, same_guard
+from boundby.inference.selfcheck import checked_strategy
+from boundby.machine import (
     allocator,
     host_threads,
     is_gpu,
@@ -21,11 +25,7 @@ from boundby.device import (
     release_memory,
     synchronizer,
 )
-from boundby.inference.batches import Tokens, tokenize
-from boundby.inference.precision import EXACT, PRECISIONS, Precision, can_prepare
-from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier, same_guard
-from boundby.inference.selfcheck import checked_strategy
-from boundby.timer import Timer
+from boundby.timing import Timer
 
 HOST_BUDGET, GPU_BUDGET = 2048, 16384  # where nobody has searched for a better one
 LARGE_BUDGET, LARGE_BYTES = 65536, 40e9  # of a GPU with so much memory: 16,384 tokens take one about as long as Python

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from boundby.compare import paired_shares
 from boundby.inference.batches import Tokens, collate, forward
-from boundby.stats import wilson_interval
+from boundby.timing import paired_shares, wilson_interval
 
 SMALLEST_MARGINS = 10  # that a report tells
 SAME_GUARD = 4.0  # times the largest difference seen: twice what can flip a label, and that twice

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.device import is_out_of_memory, raise_if_lost, release_memory
 from boundby.inference.batches import Tokens
 from boundby.inference.packing import UnsupportedAttention
 from boundby.inference.precision import LEAST_TOLERANCE, Precision, calibrate, matmul_effect, tolerance
 from boundby.inference.reference import in_dtype, one_by_one
 from boundby.inference.strategies import Strategy, candidates
+from boundby.machine import is_out_of_memory, raise_if_lost, release_memory
 
 CHECK_ROWS = 64
 CHECK_BUDGET = 1024  # small enough that 64 texts make several batches of mixed lengths

@@ -5,9 +5,6 @@ against the stock forward, never assumed.
 """
 
 import contextlib
-import os
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -16,23 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from boundby.compile_cache import use_private_cache
-from boundby.device import has_bfloat16_products, is_gpu, is_host
 from boundby.inference import last_layer, packing
 from boundby.inference.batches import Tokens, collate, on_device, packs, token_budget_batches
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
 from boundby.inference.rotary import Rotary, rotary_of
+from boundby.machine import COMPILE_OPTIONS, has_bfloat16_products, is_gpu, is_host, use_private_cache
 
 HALF = (torch.bfloat16, torch.float16)
 BACKEND = "inductor"
-# No processes of torch's own, which a killed program would leave behind; no kernel chosen by what was fastest, so that
-# every process has the same ones; and no headers compiled beforehand, which lie in /tmp whatever folder is named.
-COMPILE_OPTIONS: dict[str, Any] = {
-    "compile_threads": 1,
-    "deterministic": True,
-    "cpp_cache_precompile_headers": False,
-}
 
 
 class Strategy:
@@ -291,18 +280,6 @@ def compile_layers(model: Any, *, but_last: bool) -> None:
     use_private_cache()
     for layer in chosen:
         layer.compile(dynamic=True, backend=BACKEND, options=COMPILE_OPTIONS if BACKEND == "inductor" else None)
-
-
-def compile_obstacle(device: torch.device) -> str | None:
-    """Return why nothing can be compiled for this device here; None where nothing is known to be in the way."""
-    if is_gpu(device):
-        from torch.utils._triton import has_triton
-
-        return None if has_triton() else "Triton is missing, or the GPU is too old for it"
-    if not is_host(device):
-        return f"not tried on {device.type}"
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    return None if shutil.which(compiler) else f"the C++ compiler {compiler} is missing; CXX names another"
 
 
 def is_causal(model: Any) -> bool | None:

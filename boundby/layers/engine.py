@@ -16,17 +16,17 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from msgspec import structs
 from torch import nn
 
 from boundby import files
-from boundby.attention_mask import unread
 from boundby.layers import report as reports
 from boundby.layers.measurement import Instruments, Subject, instruments_for, measure
 from boundby.layers.passes import tensors_in
 from boundby.layers.probes import Targets, find_targets
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import Report
-from boundby.roofline import Limits
+from boundby.work import Limits, unread
 
 WARMUP_RUNS, PROFILE_RUNS = 10, 50
 logger = logging.getLogger("boundby.layers")
@@ -175,7 +175,7 @@ class ObservabilityEngine:
         )
         report = measure(subject, num_runs, instruments, self._limits, max_seconds)
         shape = self._config.get("shape")
-        return replace(report, profile=replace(report.profile, shape=str(shape) if shape else None))
+        return replace(report, profile=structs.replace(report.profile, shape=str(shape) if shape else None))
 
     def _named(self, name: str | None) -> Report:
         """Return the report under another name; raises RuntimeError where nothing was profiled."""
@@ -183,7 +183,7 @@ class ObservabilityEngine:
             raise RuntimeError("there is no profile to save; call profile(inputs) before this, and finalize() after it")
         if name is None:
             return self._report
-        return replace(self._report, profile=replace(self._report.profile, profile_name=_file_name(name)))
+        return replace(self._report, profile=structs.replace(self._report.profile, profile_name=_file_name(name)))
 
     def _gradients(self) -> contextlib.AbstractContextManager[Any]:
         wanted = self._config.get("inference_mode")

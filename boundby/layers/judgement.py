@@ -6,13 +6,10 @@ from statistics import fmean, median
 
 import numpy as np
 
-from boundby.bottleneck import loads
-from boundby.judgement import LATE_HOST, Times, judge
+from boundby.bound import LATE_HOST, Bound, Forward, Times, judge
 from boundby.layers.records import Coverage, CoverageStatus
-from boundby.roofline import Interval, Limits, attribute
-from boundby.stats import Summary, least_samples, summarize
-from boundby.verdict import Bound
-from boundby.work import OperatorWork, Work
+from boundby.timing import Summary, least_samples, summarize
+from boundby.work import Interval, Limits, OperatorLoad
 
 PASS = (0.97, 1.03)  # of the un-instrumented time
 WARN = (0.90, 1.10)
@@ -42,7 +39,7 @@ class Machine:
 
 
 def judge_layer(
-    seconds: float, host_s: float | None, operators: Sequence[OperatorWork] | None, machine: Machine
+    seconds: float, host_s: float | None, operators: Sequence[OperatorLoad] | None, machine: Machine
 ) -> LayerVerdict:
     """Return the verdict on a layer that spends `seconds` (of the device, if there is one) in its own work.
 
@@ -54,14 +51,11 @@ def judge_layer(
         return LayerVerdict(gain_at_limit_s=0.0)
     if not operators:
         return LayerVerdict("launch", 0.0, seconds)  # all of it is the host's work between operators
-    own = loads([Work(tuple(operators), 0)])
     exact = Interval.exact(seconds)
     times = Times(exact) if machine.on_host else Times(exact, device_s=exact, enqueue_s=host_s)
-    verdict = judge(times, own, machine.limits, weights_bytes=machine.weights_bytes, on_host=machine.on_host)
-    least = attribute(own, machine.limits, machine.weights_bytes, seconds, machine.on_host).least_s
-    return LayerVerdict(
-        verdict.bound, verdict.share_of_limit, max(0.0, seconds - least), tuple(map(str, verdict.doubts))
-    )
+    forward = Forward(times, tuple(operators), machine.limits, machine.weights_bytes, machine.on_host)
+    verdict, left_s = judge(forward), max(0.0, seconds - forward.attribution.least_s)
+    return LayerVerdict(verdict.bound, verdict.share_of_limit, left_s, tuple(map(str, verdict.doubts)))
 
 
 def is_launch_bound(host_self_s: float, device_self_s: float) -> bool:
@@ -72,7 +66,7 @@ def is_launch_bound(host_self_s: float, device_self_s: float) -> bool:
 def summarize_runs(samples: Sequence[float]) -> Summary:
     """Return the summary of one value per run, with the 95th percentile from 20 runs on.
 
-    `boundby.stats` asks for 59; below that the profile as a whole says how far p95 can be trusted (`p95_doubt`).
+    `boundby.timing.stats` asks for 59; below that the profile as a whole says how far p95 can be trusted (`p95_doubt`).
     """
     summary = summarize(samples)
     if summary.p95 is not None or summary.n < LEAST_FOR_P95:
@@ -81,7 +75,7 @@ def summarize_runs(samples: Sequence[float]) -> Summary:
 
 
 def p95_doubt(num_runs: int) -> str | None:
-    """Return how far a 95th percentile of so many runs can be trusted; None where `boundby.stats` has no objection."""
+    """Return how far a 95th percentile of so many runs can be trusted; None where `boundby.timing` has no objection."""
     enough = least_samples(0.95)
     if num_runs >= enough:
         return None

@@ -11,10 +11,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from boundby import device as devices
-from boundby import environment
-from boundby.device import Allocator, CudaQueue, gpu_source, is_gpu, is_host, runtime, synchronizer
-from boundby.disturbance import HostCounters, Watch
 from boundby.formatting import duration, listed
 from boundby.layers.judgement import (
     LEAST_FOR_P95,
@@ -44,9 +40,22 @@ from boundby.layers.ranking import label
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import LayerSamples, Report
 from boundby.layers.timing import DeviceMarks, DeviceTimes, HostTimes, corrected, probe_cost_ns, spanning
-from boundby.memory import CPU_REASON
-from boundby.roofline import Limits
-from boundby.timer import CHUNK, MOST_HELD, QUEUE_DEPTH
+from boundby.machine import (
+    CPU_REASON,
+    Allocator,
+    CudaQueue,
+    HostCounters,
+    Watch,
+    environment,
+    gpu_source,
+    is_gpu,
+    is_host,
+    runtime,
+    synchronizer,
+)
+from boundby.machine import device as devices
+from boundby.timing import CHUNK, MOST_HELD, QUEUE_DEPTH
+from boundby.work import Limits
 
 
 class CudaMarks(CudaQueue):
@@ -420,7 +429,7 @@ TRAINING = (
 )
 NO_DEVICE = "on a CPU the times of the host are all there are"
 FULL_QUEUE = "a run of {} operators may be more than the queue of the device holds"
-NO_LIMITS = "the limits of this machine were not given (boundby.ceilings measures them)"
+NO_LIMITS = "the limits of this machine were not given (boundby.machine.ceilings measures them)"
 DEVICE_FIELDS = ("device_self_s", "device_inclusive_s", "is_launch_bound")
 MEMORY_FIELDS = ("activation_peak_bytes", "memory_before_bytes", "memory_after_bytes")
 WORK_FIELDS = ("flops_self", "bytes_self")

@@ -15,9 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from boundby.device import Allocator, raise_if_lost
 from boundby.layers.probes import Call, CallLog, CallTree, Run, Targets, attached, noting_probe
-from boundby.work import OperatorWork, UnknownWorkError, count_by
+from boundby.machine import Allocator, raise_if_lost
+from boundby.work import OperatorLoad, UnknownWorkError, count_by
 
 MOST_NAMED = 5
 MOST_TENSORS = 8  # of one operator; longer lists are told apart by these and their length
@@ -31,7 +31,7 @@ OTHER_INPUTS = (
     "inputs change from run to run: {} was given {} before the timing and {} after it (operators that differ so: {}), "
     "and times are of all sizes between. Does a cache grow? Give inputs that every run leaves as they are"
 )
-Operators = tuple[OperatorWork, ...]
+Operators = tuple[OperatorLoad, ...]
 
 
 class ChangedProgramError(ValueError):

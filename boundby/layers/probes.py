@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from boundby.device import is_sticky
+from boundby.machine import is_sticky
 
 Clock = Callable[[], int]  # nanoseconds
 Run = Callable[[], object]

@@ -3,19 +3,19 @@
 Loads no torch. Times are seconds, sizes bytes; what is not known is None, and `reasons` of the profile says why.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
-from boundby.roofline import Limits
-from boundby.stats import Summary
-from boundby.verdict import Bound
+import msgspec
+
+from boundby.bound import Bound
+from boundby.timing import Summary
+from boundby.work import Limits
 
 CoverageStatus = Literal["pass", "warn", "not representative"]
 PREFILL, DECODE = "prefill", "decode"  # the passes of a text that is generated (`boundby.layers.generation`)
 
 
-@dataclass(frozen=True)
-class Storage:
+class Storage(msgspec.Struct, frozen=True):
     """One piece of memory that parameters or buffers lie in; tied weights share one."""
 
     key: str  # equal for tied weights, stable within one profile
@@ -23,8 +23,7 @@ class Storage:
     is_parameter: bool
 
 
-@dataclass(frozen=True)
-class LayerProfile:
+class LayerProfile(msgspec.Struct, frozen=True):
     """One module as it was called from one place: `path` is the chain of calls, not only the name of the module.
 
     Of a module that is called several times from one place, times are the sum over the calls of one run. Times are
@@ -73,8 +72,7 @@ class LayerProfile:
         return self.device_inclusive_s or self.host_inclusive_s
 
 
-@dataclass(frozen=True)
-class Coverage:
+class Coverage(msgspec.Struct, frozen=True):
     """How much of the un-instrumented time the layers account for."""
 
     ratio: float  # corrected inclusive time of the root over the reference
@@ -82,8 +80,7 @@ class Coverage:
     leaf_ratio: float  # self time of leaves over the root's; low means functional work outside of modules
 
 
-@dataclass(frozen=True)
-class ModelProfile:
+class ModelProfile(msgspec.Struct, frozen=True):
     """A whole model: the reference, how far the profile can be trusted, and every layer in the order of first calls."""
 
     profile_name: str

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ import msgspec
 
 from boundby import files
 from boundby.layers.ranking import Ranked, blocks, by_self_time, label
-from boundby.layers.records import LayerProfile, ModelProfile
-from boundby.stats import Summary
+from boundby.layers.records import Coverage, LayerProfile, ModelProfile
 
 SCHEMA_VERSION = 1
 MOST_BOTTLENECKS = 5
@@ -111,73 +110,112 @@ def write_metrics(path: str | Path, report: Report) -> int:
     return len(lines)
 
 
+class Latency(msgspec.Struct, frozen=True):
+    """The end-to-end time of the runs without probes."""
+
+    mean_ms: float
+    total_ms: float  # of all runs
+    p50_ms: float
+    p95_ms: float | None
+    min_ms: float
+    max_ms: float
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """Reading the prompt or adding tokens, where a text was generated: all passes of the kind in a run."""
+
+    name: str
+    calls: float
+    latency_ms: float | None
+    latency_per_pass_ms: float | None
+
+
+class Bottleneck(msgspec.Struct, frozen=True):
+    """A row of a ranking, as people look for it."""
+
+    layer_name: str
+    layer_type: str
+    latency_ms: float
+    pct: float
+    gain_at_limit_ms: float | None
+
+
+class SummaryFile(msgspec.Struct, frozen=True):
+    """A `*_summary.json`: what people look for first, then all of the profile."""
+
+    schema_version: int
+    profile_name: str
+    model_name: str
+    shape: str | None
+    num_runs: int
+    total_layers: int  # that were called
+    end_to_end_latency: Latency
+    passes: tuple[Pass, ...]
+    bottlenecks: tuple[Bottleneck, ...]
+    rankings: dict[str, tuple[Bottleneck, ...]]
+    coverage: Coverage
+    overhead: float
+    doubts: tuple[str, ...]
+    reasons: dict[str, str]
+    profile: ModelProfile
+
+
 def write_summary(path: str | Path, profile: ModelProfile) -> None:
     """Replace `path` by the summary of the profile, which `read_profile` reads back."""
-    files.write_json(path, summary(profile))
+    files.write_json(path, msgspec.to_builtins(summary(profile)))
 
 
 def read_profile(path: str | Path) -> ModelProfile:
     """Return the profile in a `*_summary.json`. Raises OSError, or ValueError that names the file and the place."""
-    document = files.read_json(path)
-    version = document.get("schema_version") if isinstance(document, dict) else None
-    if version != SCHEMA_VERSION or "profile" not in document:
-        raise ValueError(
-            f"{path} is no summary of a profile by layer that this version reads (schema_version {version!r} instead "
-            f"of {SCHEMA_VERSION}); profile the model again"
-        )
     try:
-        return msgspec.convert(document["profile"], ModelProfile)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path} holds a profile that cannot be read: {error}; profile the model again") from None
+        document = files.read_as(path, SummaryFile)
+    except ValueError as error:
+        raise ValueError(f"{error}: this is no summary of a profile by layer; profile the model again") from None
+    if document.schema_version != SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} is of schema version {document.schema_version}, not {SCHEMA_VERSION}; profile the model again"
+        )
+    return document.profile
 
 
-def summary(profile: ModelProfile) -> dict[str, Any]:
-    """Return the profile as plain values: what people look for first, then all of it under `profile`."""
-    ranked = blocks(profile)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "profile_name": profile.profile_name,
-        "model_name": profile.model_name,
-        "shape": profile.shape,
-        "num_runs": profile.num_runs,
-        "total_layers": sum(layer.calls > 0 for layer in profile.layers),
-        "end_to_end_latency": _latency(profile.reference_s),
-        "passes": [_pass(layer) for layer in profile.passes],
-        "bottlenecks": [_bottleneck(row) for row in ranked if row.part == "layer"][:MOST_BOTTLENECKS],
-        "rankings": {
-            "blocks": [_bottleneck(row) for row in ranked],
-            "by_self_time": [_bottleneck(row) for row in by_self_time(profile)],
+def summary(profile: ModelProfile) -> SummaryFile:
+    """Return the profile with what people look for first."""
+    ranked = [(row, _bottleneck(row)) for row in blocks(profile)]
+    end_to_end = profile.reference_s
+    return SummaryFile(
+        schema_version=SCHEMA_VERSION,
+        profile_name=profile.profile_name,
+        model_name=profile.model_name,
+        shape=profile.shape,
+        num_runs=profile.num_runs,
+        total_layers=sum(layer.calls > 0 for layer in profile.layers),
+        end_to_end_latency=Latency(
+            mean_ms=end_to_end.mean * 1e3,
+            total_ms=end_to_end.mean * end_to_end.n * 1e3,
+            p50_ms=end_to_end.median * 1e3,
+            p95_ms=None if end_to_end.p95 is None else end_to_end.p95 * 1e3,
+            min_ms=end_to_end.minimum * 1e3,
+            max_ms=end_to_end.maximum * 1e3,
+        ),
+        passes=tuple(map(_pass, profile.passes)),
+        bottlenecks=tuple(row_file for row, row_file in ranked if row.part == "layer")[:MOST_BOTTLENECKS],
+        rankings={
+            "blocks": tuple(row_file for _, row_file in ranked),
+            "by_self_time": tuple(map(_bottleneck, by_self_time(profile))),
         },
-        "coverage": asdict(profile.coverage),
-        "overhead": profile.overhead,
-        "doubts": list(profile.doubts),
-        "reasons": profile.reasons,
-        "profile": asdict(profile),
-    }
+        coverage=profile.coverage,
+        overhead=profile.overhead,
+        doubts=profile.doubts,
+        reasons=profile.reasons,
+        profile=profile,
+    )
 
 
-def _latency(latency: Summary) -> dict[str, float | int | None]:
-    return {
-        "mean_ms": latency.mean * 1e3,
-        "total_ms": latency.mean * latency.n * 1e3,
-        "p50_ms": latency.median * 1e3,
-        "p95_ms": None if latency.p95 is None else latency.p95 * 1e3,
-        "min_ms": latency.minimum * 1e3,
-        "max_ms": latency.maximum * 1e3,
-    }
-
-
-def _pass(layer: LayerProfile) -> dict[str, Any]:
+def _pass(layer: LayerProfile) -> Pass:
     ms = layer.inclusive_s.median * 1e3 if layer.inclusive_s else None
-    per_pass = ms / layer.calls if ms is not None and layer.calls else None
-    return {"name": layer.name, "calls": layer.calls, "latency_ms": ms, "latency_per_pass_ms": per_pass}
+    return Pass(layer.name, layer.calls, ms, ms / layer.calls if ms is not None and layer.calls else None)
 
 
-def _bottleneck(row: Ranked) -> dict[str, Any]:
-    return {
-        "layer_name": row.label,
-        "layer_type": row.type,
-        "latency_ms": row.seconds * 1e3,
-        "pct": 100 * row.share,
-        "gain_at_limit_ms": None if row.gain_at_limit_s is None else row.gain_at_limit_s * 1e3,
-    }
+def _bottleneck(row: Ranked) -> Bottleneck:
+    gain_ms = None if row.gain_at_limit_s is None else row.gain_at_limit_s * 1e3
+    return Bottleneck(row.label, row.type, row.seconds * 1e3, 100 * row.share, gain_ms)

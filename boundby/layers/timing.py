@@ -37,7 +37,7 @@ from boundby.layers.probes import (
     noting_probe,
     timing_probe,
 )
-from boundby.timer import Backlogs, DeviceQueue, Timer
+from boundby.timing import Backlogs, DeviceQueue, Timer
 
 CPU_EVERY = 5  # rounds have one run by the clock of the CPU
 CALIBRATION_RUNS = 50

@@ -1,25 +1,10 @@
-"""Split a model over devices: measured units, nodes and links in, the best plan out, or what is missing for one.
+"""Split a model over devices.
 
-`ExecutionPlanner` is the door. `units` reads a profile by layer, `costs` makes tables of integers of it, `solver` finds
-the optimum for an objective, `alternatives` are what it is held against. `simulation` computes a plan event by event,
-`running` runs it with `torchrun` as the modules that `stages` cuts, `plan` holds the prediction against the run.
-Loads no torch but in `running` and `stages`.
+In: measured units of a profile by layer, nodes and links. Out: the optimal plan for an objective with the plans it
+is held against, or what is missing for one; the plan simulated event by event, and run with `torchrun`. Loads torch
+only to run.
 """
 
-from boundby.partition.alternatives import Infeasible
-from boundby.partition.nodes import Link, Links, VirtualNode
-from boundby.partition.plan import PartitionPlan
-from boundby.partition.planner import ExecutionPlanner
-from boundby.partition.units import Chain, Unit, units_of
+from boundby import hand_on
 
-__all__ = [
-    "Chain",
-    "ExecutionPlanner",
-    "Infeasible",
-    "Link",
-    "Links",
-    "PartitionPlan",
-    "Unit",
-    "VirtualNode",
-    "units_of",
-]
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

@@ -12,8 +12,7 @@ one, that one has the machine to itself meanwhile. And m requests are taken to m
 drain the pipeline, and the period m - 1 times. Both keep the cost of a stage to its node and units, so that an optimum
 can be found exactly; `simulation` has neither simplification.
 
-With `overlap` a link carries one request while its nodes compute on others, and its queue is not limited; without, a
-node receives, computes and sends one after the other, and both ends of a link are busy while it carries.
+A link carries one request while its nodes compute on others, and its queue is not limited.
 """
 
 import dataclasses
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,19 +62,15 @@ class StageCosts(NamedTuple):
     busy_ps: int
 
 
-@dataclass(frozen=True)
-class StageMemory:
-    """What a stage holds, in bytes."""
+class StageMemory(msgspec.Struct, frozen=True):
+    """What a stage holds, in bytes, and what is then free of what it may use; below 0 where it does not fit."""
 
     weights: int  # parameters and buffers, each storage once
     kv_cache: int
     activations: int
     inputs_in_flight: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.kv_cache + self.activations + self.inputs_in_flight
+    total: int
+    free: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,6 @@ class Costs:
     transfer_ps: Integers
     contention: tuple[float, ...]
     machines: tuple[str, ...] | None
-    overlap: bool = True
 
     @property
     def units(self) -> int:
@@ -139,12 +134,7 @@ class Costs:
             int(self.transfer_ps[source.node, target.node, target.first])
             for source, target in zip(assignment, assignment[1:], strict=False)
         ]
-        busy = [stage.busy_ps for stage in stages]
-        if self.overlap:
-            period = max([*busy, *carried])
-        else:
-            loads = zip([0, *carried], busy, [*carried, 0], strict=True)
-            period = max(map(sum, loads))
+        period = max(*(stage.busy_ps for stage in stages), *carried, 0)
         return Value(sum(stage.alone_ps for stage in stages) + sum(carried), period, sum(carried))
 
     def stages(self, assignment: Assignment) -> list[StageCosts]:
@@ -167,32 +157,31 @@ def costs_of(
     chains: Mapping[str, Chain],
     links: Links,
     *,
-    overlap: bool = True,
     inputs_in_flight: int = 1,
 ) -> Costs:
     """Return the tables for these nodes; `chains` has the units by name of node, equally many for each."""
     memory = {name: memory_table(chain, inputs_in_flight) for name, chain in chains.items()}
     machines = [node.machine_key for node in nodes]
     return Costs(
-        compute_ps=np.stack([_compute(chains[node.name], node.speed or 1.0, node.stage_s) for node in nodes]),
+        compute_ps=np.stack([_compute(chains[node.name], node.speed or 1.0) for node in nodes]),
         memory_bytes=np.stack([memory[node.name] for node in nodes]),
         usable_bytes=np.array([node.usable_bytes for node in nodes], dtype=np.int64),
         transfer_ps=np.stack([[_transfers(chains[a.name], links, a.name, b.name) for b in nodes] for a in nodes]),
         contention=tuple(node.contention or 1.0 if machines.count(node.machine_key) > 1 else 1.0 for node in nodes),
         machines=tuple(machines),
-        overlap=overlap,
     )
 
 
-def stage_memory(chain: Chain, first: int, end: int, inputs_in_flight: int) -> StageMemory:
-    """Return what the units [first, end) need on one node."""
-    units = chain.units[first:end]
-    return StageMemory(
-        weights=sum({storage.key: storage.bytes for unit in units for storage in unit.storages}.values()),
-        kv_cache=sum(unit.kv_cache_bytes for unit in units),
-        activations=max(unit.activation_peak_bytes for unit in units),
-        inputs_in_flight=inputs_in_flight * chain.entering_bytes(first),
+def stage_memory(chain: Chain, piece: Piece, usable_bytes: int, inputs_in_flight: int) -> StageMemory:
+    """Return what the units of a piece need on one node."""
+    units = chain.units[piece.first : piece.end]
+    parts = (
+        sum({storage.key: storage.bytes for unit in units for storage in unit.storages}.values()),
+        sum(unit.kv_cache_bytes for unit in units),
+        max(unit.activation_peak_bytes for unit in units),
+        inputs_in_flight * chain.entering_bytes(piece.first),
     )
+    return StageMemory(*parts, total=sum(parts), free=usable_bytes - sum(parts))
 
 
 def memory_table(chain: Chain, inputs_in_flight: int) -> Integers:
@@ -226,11 +215,10 @@ def _slowed(ps: Integers, contention: NDArray[np.float64]) -> Integers:
     return slowed
 
 
-def _compute(chain: Chain, speed: float, stage_s: float) -> Integers:
-    beside = round(stage_s * PS)
+def _compute(chain: Chain, speed: float) -> Integers:
     spent = np.array([picoseconds(unit.seconds / speed) for unit in chain.units], dtype=np.int64)
     until = np.concatenate([[0], np.cumsum(spent)])
-    return np.tril(np.maximum(until[:, None] - until[None, :] + beside, 0), -1)
+    return np.tril(until[:, None] - until[None, :], -1)
 
 
 def _transfers(chain: Chain, links: Links, source: str, target: str) -> Integers:

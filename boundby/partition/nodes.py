@@ -31,9 +31,6 @@ class VirtualNode:
     `machine` names the machine that it is on; without it there is no other node on that. `contention` is how many times
     as long it computes while all other nodes of its machine compute too: the `slowdown` of a run (`running`).
     Where it is not known (None), no throughput is claimed of plans that use several nodes of the machine.
-
-    `stage_s` is what a stage takes on it beside its units, as a run has measured (`calibrated`): what it repeats of the
-    model's own code, and waking up with cold caches for each request. Below 0 where a stage is quicker than its units.
     """
 
     name: str
@@ -45,7 +42,6 @@ class VirtualNode:
     headroom: float = HEADROOM
     machine: str | None = None
     contention: float | None = None
-    stage_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name or not self.kind:
@@ -63,7 +59,6 @@ class VirtualNode:
             ("reserve_gb", 0 <= self.reserve_gb < math.inf, "a size of 0 or more"),
             ("headroom", 0 <= self.headroom < 1, "a share from 0 to below 1"),
             ("speed", 0 < speed < math.inf, "a factor above 0"),
-            ("stage_s", math.isfinite(self.stage_s), "a time"),
             ("contention", 1 <= contention <= MOST_CONTENTION, SLOWER),
         ):
             if not is_sound:

@@ -3,13 +3,15 @@
 Loads no torch; times are seconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from boundby.partition.costs import Basis, StageMemory
 from boundby.partition.nodes import Link
 from boundby.partition.solver import MEANING, Objective
-from boundby.stats import Summary
+from boundby.timing import Summary
 
 ORDER_ONLY = "the times are assumed: they may order plans, and no throughput is claimed from them"
 TOGETHER_ASSUMED = (
@@ -17,8 +19,7 @@ TOGETHER_ASSUMED = (
 )
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True):
     """A range of units on one node. `compute_s` is one request; what may be used is `usable_bytes` of the memory.
 
     `busy_compute_s` is one request too, while the other stages on the same machine compute; alone there it is equal.
@@ -34,19 +35,13 @@ class Stage:
     busy_compute_s: float
     machine: str | None
     basis: Basis  # of `compute_s`
-    memory: StageMemory
+    memory_bytes: StageMemory
     usable_bytes: int
     node_memory_bytes: int
     on_gpu: bool = False
 
-    @property
-    def free_bytes(self) -> int:
-        """What is left of the usable memory."""
-        return self.usable_bytes - self.memory.total
 
-
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True):
     """What one request brings from a stage to the next one."""
 
     source: str
@@ -56,8 +51,7 @@ class Transfer:
     basis: Basis
 
 
-@dataclass(frozen=True)
-class Alternative:
+class Alternative(msgspec.Struct, frozen=True):
     """Another split: units by node, and the same predictions; None where it does not fit, and `reason` says why."""
 
     name: str
@@ -68,25 +62,25 @@ class Alternative:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(msgspec.Struct, frozen=True):
     """A change of the nodes or links, and how many times shorter the objective would be with the best plan for it."""
 
     change: str
     at_most: float
 
 
-@dataclass(frozen=True)
-class PartitionPlan:
+class PartitionPlan(msgspec.Struct, frozen=True):
     """The best split for an objective. All times are predictions in seconds; `basis` says what they rest on.
 
     `latency_s` is one request, `period_s` the time between two of many; `value_s` is what was made least. The period
     is made of what stages take while those on the same machine compute too: `period_basis` says what it rests on.
+    `requests_per_s` is the steady throughput; None, with the reason, where any time in it is assumed.
+    `largest_batch` is the largest whose activations, caches and inputs fit beside the weights, taken to grow with it;
+    None where the batch of the plan is not known, or takes no memory.
     """
 
     objective: Objective
     requests: int
-    overlap: bool
     stages: tuple[Stage, ...]
     transfers: tuple[Transfer, ...]
     value_s: float
@@ -94,39 +88,15 @@ class PartitionPlan:
     period_s: float
     basis: Basis
     period_basis: Basis
+    requests_per_s: float | None
+    requests_per_s_reason: str | None
     limits: tuple[str, ...]  # the strongest first
     gains: tuple[Gain, ...]
     alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...]
     doubts: tuple[str, ...]
     batch_size: int | None = None  # that memory and transfers are of; None where it is not known
-
-    @property
-    def largest_batch(self) -> int | None:
-        """Return the largest batch whose activations, caches and inputs fit beside the weights, taken to grow with it.
-
-        None where the batch of the plan is not known, or takes no memory.
-        """
-        largest = []
-        for stage in self.stages:
-            of_batch = stage.memory.total - stage.memory.weights
-            if self.batch_size and of_batch:
-                largest.append((stage.usable_bytes - stage.memory.weights) * self.batch_size // of_batch)
-        return min(largest, default=None)
-
-    @property
-    def requests_per_s(self) -> float | None:
-        """Return the steady throughput; None where any time in it is assumed, or takes no time."""
-        return 1 / self.period_s if self.period_basis == "measured" and self.period_s > 0 else None
-
-    @property
-    def requests_per_s_reason(self) -> str | None:
-        """Return why no throughput is claimed; None where one is."""
-        if self.basis == "assumed":
-            return ORDER_ONLY
-        if self.period_basis == "assumed":
-            return TOGETHER_ASSUMED
-        return None if self.period_s > 0 else "the plan takes no time"
+    largest_batch: int | None = None
 
     @property
     def value_basis(self) -> Basis:
@@ -149,7 +119,7 @@ class PartitionPlan:
             yield (
                 f"  {stage.node} ({stage.kind}): {places}, {span(stage.units)}: "
                 f"{1e3 * stage.compute_s:.3f} ms ({stage.basis}{_busy(stage)}), "
-                f"{stage.memory.total / 1e6:,.1f} of {stage.usable_bytes / 1e6:,.1f} MB"
+                f"{stage.memory_bytes.total / 1e6:,.1f} of {stage.usable_bytes / 1e6:,.1f} MB"
             )
             for transfer in self.transfers[place : place + 1]:
                 yield (
@@ -165,6 +135,25 @@ def _busy(stage: Stage) -> str:
     if stage.busy_compute_s == stage.compute_s:
         return ""
     return f"; {1e3 * stage.busy_compute_s:.3f} ms while others on {stage.machine} compute"
+
+
+def no_throughput(basis: Basis, period_basis: Basis, period_s: float) -> str | None:
+    """Return why no throughput is claimed; None where one is."""
+    if basis == "assumed":
+        return ORDER_ONLY
+    if period_basis == "assumed":
+        return TOGETHER_ASSUMED
+    return None if period_s > 0 else "the plan takes no time"
+
+
+def largest_batch(stages: Sequence[Stage], batch_size: int | None) -> int | None:
+    """Return the largest batch that fits beside the weights of these stages, which hold one of `batch_size`."""
+    largest = []
+    for stage in stages:
+        of_batch = stage.memory_bytes.total - stage.memory_bytes.weights
+        if batch_size and of_batch:
+            largest.append((stage.usable_bytes - stage.memory_bytes.weights) * batch_size // of_batch)
+    return min(largest, default=None)
 
 
 def span(units: tuple[str, ...]) -> str:

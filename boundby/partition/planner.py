@@ -3,14 +3,23 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 
-from boundby.layers.records import ModelProfile
-from boundby.layers.report import Report
+import msgspec
+
+from boundby.layers import ModelProfile, Report
 from boundby.partition.alternatives import baselines, gains_of, limits_of, shortfall
 from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
 from boundby.partition.nodes import Link, Links, VirtualNode, unknown_contention
-from boundby.partition.plan import ORDER_ONLY, TOGETHER_ASSUMED, Alternative, Measured, PartitionPlan, Stage, Transfer
+from boundby.partition.plan import (
+    ORDER_ONLY,
+    TOGETHER_ASSUMED,
+    Alternative,
+    PartitionPlan,
+    Stage,
+    Transfer,
+    largest_batch,
+    no_throughput,
+)
 from boundby.partition.solver import MEANING, Objective, optimum, value_of
 from boundby.partition.units import Chain, units_of
 
@@ -19,12 +28,11 @@ ONE_NODE = (
     "their memory alone"
 )
 ENDS = "bringing a request to the first stage, and the result of the last one back, is not counted"
-OVERLAP = "a link carries one request while nodes compute on others (overlap); its queue is taken to be long enough"
+OVERLAP = "a link carries one request while nodes compute on others; its queue is taken to be long enough"
 CONTENTION = (
     "nodes of one machine slow one another down: the latency of one request is of times alone, the period of times "
     "while all of them compute. It is the longest there can be: who waits slows nobody down"
 )
-EXCLUSIVE = "a node does not compute while it receives or sends (no overlap)"
 
 
 class ExecutionPlanner:
@@ -75,25 +83,25 @@ class ExecutionPlanner:
         links: Links | Link | None = None,
         *,
         requests: int = 1,
-        overlap: bool = True,
         in_order: bool = False,
     ) -> PartitionPlan:
         """Return the best plan for an objective: "latency", "throughput", or "requests" with their number.
 
-        `links` is one for all pairs of nodes, or those of each pair. With `overlap` links carry while nodes compute.
-        `in_order` keeps the order of `available_nodes`; any may be left out. Raises Infeasible where no split fits,
-        ValueError for what cannot be planned.
+        `links` is one for all pairs of nodes, or those of each pair. `in_order` keeps the order of
+        `available_nodes`; any may be left out. Raises Infeasible where no split fits, ValueError for what cannot be
+        planned.
         """
         nodes = tuple(available_nodes)
         _check(nodes, objective, requests)
         if not in_order:  # of equal plans that of the first nodes is taken: those whose times are known come first
             nodes = tuple(sorted(nodes, key=lambda node: basis_of(node, self.chains) == "assumed"))
-        problem = self._problem(nodes, links, objective, requests, overlap, in_order)
+        problem = self._problem(nodes, links, objective, requests, in_order)
         assignment = optimum(problem.costs, objective, requests, in_order=in_order)
         if assignment is None:
             raise shortfall(problem.costs, problem.chains[nodes[0].name], nodes, in_order=in_order)
         gains = gains_of(problem.costs, assignment, nodes, objective, requests, in_order=in_order)
-        return dataclasses.replace(problem.plan(assignment), gains=gains, alternatives=tuple(problem.alternatives()))
+        alternatives = tuple(problem.alternatives())
+        return msgspec.structs.replace(problem.plan(assignment), gains=gains, alternatives=alternatives)
 
     def plan_at(
         self,
@@ -103,7 +111,6 @@ class ExecutionPlanner:
         links: Links | Link | None = None,
         *,
         requests: int = 1,
-        overlap: bool = True,
     ) -> PartitionPlan:
         """Return the plan that moves on to the next of all `nodes` before each of these units.
 
@@ -111,60 +118,11 @@ class ExecutionPlanner:
         ValueError for cuts that are not rising, or not one for each node but the first.
         """
         _check(nodes, objective, requests)
-        problem = self._problem(tuple(nodes), links, objective, requests, overlap, in_order=True)
+        problem = self._problem(tuple(nodes), links, objective, requests, in_order=True)
         edges = [0, *cuts, problem.costs.units]
         if len(cuts) != len(nodes) - 1 or any(after <= before for before, after in itertools.pairwise(edges)):
             raise ValueError(f"cuts {list(cuts)} do not split {edges[-1]} units over {len(nodes)} nodes")
         return problem.plan(tuple(Piece(place, *edge) for place, edge in enumerate(itertools.pairwise(edges))))
-
-    def calibrated(
-        self, nodes: Sequence[VirtualNode], links: Links, trials: Sequence[Measured]
-    ) -> tuple[tuple[VirtualNode, ...], Links]:
-        """Return the nodes and links with what runs of plans of this model have measured of them, the median of each.
-
-        Of a node: what a stage takes beside its units, which machine it is on and how much its neighbours there slow it
-        down; of a link: latency and rate. What no run used stays as it is. Raises ValueError for a run of other units.
-        """
-        beside: dict[str, list[float]] = {}
-        slowed: dict[str, list[float]] = {}
-        machines: dict[str, str] = {}
-        carried: dict[tuple[str, str], list[Link]] = {}
-        known = {node.name: node for node in nodes}
-        for run in trials:
-            there = [stage.machine for stage in run.stages]
-            for stage in run.stages:
-                if stage.node in known:
-                    spent = stage.compute.median - self._units_s(known[stage.node], stage.units)
-                    beside.setdefault(stage.node, []).append(spent)
-                    if there.count(stage.machine) > 1:
-                        slowed.setdefault(stage.node, []).append(stage.slowdown)
-                        machines[stage.node] = known[stage.node].machine or stage.machine
-            for transfer in run.transfers:
-                carried.setdefault((transfer.source, transfer.target), []).append(transfer.link)
-        made = [
-            dataclasses.replace(
-                node,
-                stage_s=median(beside[node.name]) if node.name in beside else node.stage_s,
-                contention=median(slowed[node.name]) if node.name in slowed else node.contention,
-                machine=machines.get(node.name, node.machine),
-            )
-            for node in nodes
-        ]
-        pairs = {
-            way: Link(median(each.bytes_per_s for each in of), median(each.latency_s for each in of), is_measured=True)
-            for way, of in carried.items()
-            if set(way) <= set(known)
-        }
-        return tuple(made), dataclasses.replace(links, pairs={**links.pairs, **pairs})
-
-    def _units_s(self, node: VirtualNode, names: Sequence[str]) -> float:
-        """Return what these units take on the node, without what a stage takes beside them."""
-        chain = self.chains.get(node.kind) or next(iter(self.chains.values()))
-        seconds = {unit.name: unit.seconds for unit in chain.units}
-        if not seconds.keys() >= set(names):
-            missing = next(name for name in names if name not in seconds)
-            raise ValueError(f"the run is of another model: its stage on {node.name} has {missing!r}, this one has not")
-        return sum(seconds[name] for name in names) / (node.speed or 1.0)
 
     def _problem(
         self,
@@ -172,13 +130,12 @@ class ExecutionPlanner:
         links: Links | Link | None,
         objective: Objective,
         requests: int,
-        overlap: bool,
         in_order: bool,
     ) -> "_Problem":
         links = Links(default=links) if isinstance(links, Link) else links or Links()
         _check_links(links, nodes)
         chains = {node.name: self.chains.get(node.kind) or next(iter(self.chains.values())) for node in nodes}
-        costs = costs_of(nodes, chains, links, overlap=overlap, inputs_in_flight=self._inputs)
+        costs = costs_of(nodes, chains, links, inputs_in_flight=self._inputs)
         return _Problem(nodes, self.chains, chains, links, costs, objective, requests, self._inputs, in_order)
 
 
@@ -228,24 +185,29 @@ class _Problem:
         bases: set[Basis] = {stage.basis for stage in stages} | {transfer.basis for transfer in transfers}
         basis: Basis = "assumed" if "assumed" in bases else "measured"
         unknown = list(unknown_contention(used, self.nodes))
+        period_basis: Basis = "assumed" if unknown else basis
+        period_s, batch_size = value.period_ps / PS, self.chains[used[0].name].batch_size
+        reason = no_throughput(basis, period_basis, period_s)
         of_profiles = [doubt for node in used for doubt in self.chains[node.name].doubts]
         return PartitionPlan(
             objective=self.objective,
             requests=self.requests,
-            overlap=self.costs.overlap,
             stages=stages,
             transfers=transfers,
             value_s=value_of(self.objective, value, self.requests) / PS,
             latency_s=value.latency_ps / PS,
-            period_s=value.period_ps / PS,
+            period_s=period_s,
             basis=basis,
-            period_basis="assumed" if unknown else basis,
+            period_basis=period_basis,
+            requests_per_s=None if reason else 1 / period_s,
+            requests_per_s_reason=reason,
             limits=limits_of(self.costs, assignment, [node.name for node in self.nodes], self.objective),
             gains=(),
             alternatives=(),
             notes=tuple(self._notes(basis, stages, is_known=not unknown)),
             doubts=(*self._doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
-            batch_size=self.chains[used[0].name].batch_size,
+            batch_size=batch_size,
+            largest_batch=largest_batch(stages, batch_size),
         )
 
     def alternatives(self) -> Iterator[Alternative]:
@@ -280,7 +242,7 @@ class _Problem:
                 busy_compute_s=spent.busy_ps / PS,
                 machine=node.machine,
                 basis=basis_of(node, self.by_kind),
-                memory=stage_memory(chain, piece.first, piece.end, self.inputs_in_flight),
+                memory_bytes=stage_memory(chain, piece, node.usable_bytes, self.inputs_in_flight),
                 usable_bytes=node.usable_bytes,
                 node_memory_bytes=node.memory_bytes,
                 on_gpu=node.vram_gb is not None,
@@ -301,7 +263,7 @@ class _Problem:
         if len(self.nodes) > 1 and len(stages) == 1 and self.objective == "latency":
             yield ONE_NODE
         if len(stages) > 1:
-            yield OVERLAP if self.costs.overlap else EXCLUSIVE
+            yield OVERLAP
             yield ENDS
         if any(stage.busy_compute_s > stage.compute_s for stage in stages):
             yield CONTENTION
@@ -316,11 +278,6 @@ class _Problem:
                 yield f"there is no profile of a {node.kind}: {node.name} is planned with the times of another kind"
             elif not self.by_kind[node.kind].is_representative:
                 yield f"the profile of a {node.kind} is not representative: the times of {node.name} count as assumed"
-            if node.stage_s:
-                yield (
-                    f"a stage on {node.name} is planned to take {1e3 * node.stage_s:+.2f} ms beside its layers, as in "
-                    "the run it was calibrated by"
-                )
             if node.speed is not None:
                 yield f"{node.name} is assumed to be {node.speed:g} times as fast as its profile, whatever the layer"
         if any(transfer.basis == "assumed" for transfer in transfers):

@@ -19,13 +19,11 @@ from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils._pytree import tree_map_only
 
-from boundby.device import is_host, pick_device, synchronizer
-from boundby.disturbance import HostCounters, Watch, usable_cpus
-from boundby.environment import host_id
+from boundby.machine import HostCounters, Watch, host_id, is_host, pick_device, synchronizer, usable_cpus
 from boundby.partition.nodes import Link
 from boundby.partition.plan import Measured, PartitionPlan, StageTimes, TransferTimes
 from boundby.partition.stages import CutError, cut_stage, first_tensor, named
-from boundby.stats import Summary, summarize
+from boundby.timing import Summary, summarize
 
 NS = 1e-9
 REQUESTS, SINGLES, WARMUP = 40, 20, 5
@@ -39,7 +37,6 @@ LEAKED = (
     "the stages do not give what the whole model gives: more than the hidden state crosses a cut. Cut between blocks "
     "of the model, or plan for fewer nodes"
 )
-NO_OVERLAP = "the plan has no overlap, but sends go on while a stage computes"
 RECEIVES = "a stage receives between two computations: the period has transfers in it that the plan takes for hidden"
 
 
@@ -359,6 +356,6 @@ def _doubts(plan: PartitionPlan, processes: Sequence[dict[str, Any]]) -> Iterato
     if len(hosts) > 1:
         yield CLOCKS.format(max(process["clock"][1] for process in processes) / 1e3)
     if len(processes) > 1:
-        yield RECEIVES if plan.overlap else NO_OVERLAP
+        yield RECEIVES
     for process in processes:
         yield from (f"disturbed: {text}" for text in process["disturbed"])

@@ -1,14 +1,13 @@
 """A plan computed event by event: when each of m requests is finished. Loads no torch.
 
-With overlap a link carries while nodes compute, and queues are not limited; without, a node is taken from the moment
-it begins to receive a request until it has sent it on, and a transfer takes both its ends. A stage computes as fast as
-alone while no other on its machine does, and in its busy time while one does. This knows nothing of the formulas that
-plans are chosen by, so it checks them; it says nothing about real devices.
+A link carries while nodes compute, and queues are not limited. A stage computes as fast as alone while no other on its
+machine does, and in its busy time while one does. This knows nothing of the formulas that plans are chosen by, so it
+checks them; it says nothing about real devices.
 """
 
-from collections import deque
+import itertools
+from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from boundby.partition.costs import PS, Basis, picoseconds
 from boundby.partition.plan import PartitionPlan
@@ -40,7 +39,7 @@ def simulate(plan: PartitionPlan, requests: int) -> Simulated:
     finishes, first_stage_done = _finishes(plan, requests)
     is_contended = any(stage.busy_compute_s > stage.compute_s for stage in plan.stages)
     busy = [finish for finish in finishes if finish <= first_stage_done or not is_contended or len(plan.stages) == 1]
-    gaps = [after - before for before, after in zip(busy, busy[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(busy)]
     last = gaps[-len(plan.stages) :]  # so many must be alike: each stage has been waited for, or has waited
     is_steady = len(last) == len(plan.stages) and max(last) - min(last) <= (ROUNDED_PS if is_contended else 0)
     return Simulated(
@@ -54,87 +53,60 @@ def simulate(plan: PartitionPlan, requests: int) -> Simulated:
     )
 
 
-class _Step(NamedTuple):
-    """A part of a request's way. What it takes is free again when the step that releases it is over.
+@dataclass(eq=False)
+class _Step:
+    """A stage or a link. `busy_ps` is its time for a request while another step on the same machine is under way.
 
-    `busy_ps` is its duration while another step on the same machine is under way; a transfer is on none.
+    `left_ps` is what the request that it is at would still take alone; None while it is idle.
     """
 
     alone_ps: int
     busy_ps: int
-    machine: str | None
-    takes: str | None
-    releases: str | None
+    machine: str | None  # None for a link, which slows nothing
+    waiting: int = 0  # requests
+    left_ps: int | None = None
 
 
 def _finishes(plan: PartitionPlan, requests: int) -> tuple[list[int], int]:
     """Return when each request is finished, and when the first stage has computed the last, in picoseconds.
 
-    Nodes and links stand in a row, with their queues; all requests are there at 0, and none overtakes another.
+    All requests are there at 0, and none overtakes another.
     """
     steps = _steps(plan)
-    queues: dict[str, deque[tuple[int, int]]] = {step.takes: deque() for step in steps if step.takes}
-    free, under_way = set(queues), list[list[int]]()  # what a step would take from now on alone, its request and place
-    now, first_stage_done, finishes = 0, 0, [0] * requests
-
-    def arrive(request: int, place: int) -> None:
-        if (wanted := steps[place].takes) is not None:
-            queues[wanted].append((request, place))
-        else:
-            under_way.append([steps[place].alone_ps, request, place])
-
-    def begin_waiting() -> None:
-        for name, queue in queues.items():
-            if queue and name in free:
-                free.remove(name)
-                request, place = queue.popleft()
-                under_way.append([steps[place].alone_ps, request, place])
-
-    for request in range(requests):
-        arrive(request, 0)
-    begin_waiting()
-    while under_way:
-        working = [steps[place] for _, _, place in under_way]
-        machines = [step.machine for step in working]
-        rates = [
-            (step.busy_ps, step.alone_ps) if step.machine is not None and machines.count(step.machine) > 1 else (1, 1)
-            for step in working
+    steps[0].waiting = requests
+    now, first_stage_done, finishes = 0, 0, list[int]()
+    while len(finishes) < requests:
+        for step in steps:
+            if step.left_ps is None and step.waiting:
+                step.waiting, step.left_ps = step.waiting - 1, step.alone_ps
+        under_way = [(step, step.left_ps) for step in steps if step.left_ps is not None]
+        at_work = Counter(step.machine for step, _ in under_way)
+        rates = [  # picoseconds that pass for so many of the time alone
+            (step.busy_ps, step.alone_ps) if step.machine is not None and at_work[step.machine] > 1 else (1, 1)
+            for step, _ in under_way
         ]
-        remaining = [_scaled(work[0], *rate) for work, rate in zip(under_way, rates, strict=True)]
-        elapsed, request, place, at = min(
-            (left, *work[1:], at) for at, (left, work) in enumerate(zip(remaining, under_way, strict=True))
-        )
-        now += elapsed
-        for work, (busy, alone) in zip(under_way, rates, strict=True):
-            work[0] = max(0, work[0] - _scaled(elapsed, alone, busy))
-        del under_way[at]
-        if (released := steps[place].releases) is not None:
-            free.add(released)
-        if place == 0:
+        elapsed = [_scaled(left, *rate) for (_, left), rate in zip(under_way, rates, strict=True)]
+        now += min(elapsed)
+        for (step, left), (busy, alone) in zip(under_way, rates, strict=True):
+            step.left_ps = max(0, left - _scaled(min(elapsed), alone, busy))
+        ended = under_way[elapsed.index(min(elapsed))][0]
+        ended.left_ps = None
+        if ended is steps[0]:
             first_stage_done = now
-        if place + 1 < len(steps):
-            arrive(request, place + 1)
+        if ended is steps[-1]:
+            finishes.append(now)
         else:
-            finishes[request] = now
-        begin_waiting()
+            steps[steps.index(ended) + 1].waiting += 1
     return finishes, first_stage_done
 
 
 def _steps(plan: PartitionPlan) -> list[_Step]:
-    """Return the computations and transfers of one request in their order."""
-    steps, last = [], len(plan.stages) - 1
-    for place, stage in enumerate(plan.stages):
-        node = f"node {place}"
-        computing = picoseconds(stage.compute_s), picoseconds(stage.busy_compute_s), stage.machine
-        if plan.overlap:
-            steps.append(_Step(*computing, node, node))
-        else:  # the node is held since it received, and until it has sent
-            steps.append(_Step(*computing, None if place else node, node if place == last else None))
-        if place < last:
-            carry = picoseconds(plan.transfers[place].seconds)
-            link, follower = f"link {place}", f"node {place + 1}"
-            taken = (link, link) if plan.overlap else (follower, node)
-            steps.append(_Step(carry, carry, None, *taken))
+    """Return the stages and links in the order in which a request meets them."""
+    links = [picoseconds(transfer.seconds) for transfer in plan.transfers]
+    steps = []
+    for stage, link_ps in itertools.zip_longest(plan.stages, links):
+        steps.append(_Step(picoseconds(stage.compute_s), picoseconds(stage.busy_compute_s), stage.machine))
+        steps += [] if link_ps is None else [_Step(link_ps, link_ps, None)]
     return steps
 
 

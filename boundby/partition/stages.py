@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from boundby.device import is_out_of_memory, release_memory
+from boundby.machine import is_out_of_memory, release_memory
 from boundby.partition.plan import PartitionPlan
 
 NESTED = "is called inside of another unit; units stand in a row"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from boundby.layers.records import LayerProfile, ModelProfile, Storage
+from boundby.layers import LayerProfile, ModelProfile, Storage
 
 NUMBERED = re.compile(r"(?:(.*)\.)?(\d+)")
 SHAPE = re.compile(r"(?:torch\.)?([a-z]+)(\d*)\w*\[([\d, ]*)\]")

@@ -1,26 +1,9 @@
-"""Chrome traces of torch.profiler, ours or anyone's: columns, tables, causes. Loads neither torch nor pandas.
+"""What a trace of torch.profiler says, ours or anyone's. Loads neither torch nor pandas.
 
-`table` turns a file into columns of integer nanoseconds and `analysis` these into what they say: where the time of
-every device went, and why it was idle. `operators` has the calls of operators and the folded Python stacks.
+In: a file, plain or packed with gzip or zstd. Out: columns of integer nanoseconds, links from launch to kernel,
+where the time of every device went and why it was idle, memory, and the difference between two traces.
 """
 
-from boundby.trace.analysis import Analysis, analyze
-from boundby.trace.decoding import NotATrace
-from boundby.trace.operator_table import OPERATOR_COLUMNS, operator_rows, rows_by_name
-from boundby.trace.operators import OpStat, folded_stacks, op_stats
-from boundby.trace.table import Trace, read_trace, step_count
+from boundby import hand_on
 
-__all__ = [
-    "OPERATOR_COLUMNS",
-    "Analysis",
-    "NotATrace",
-    "OpStat",
-    "Trace",
-    "analyze",
-    "folded_stacks",
-    "op_stats",
-    "operator_rows",
-    "read_trace",
-    "rows_by_name",
-    "step_count",
-]
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

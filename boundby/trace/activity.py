@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from boundby.trace.intervals import HostTree, Segments, distinct
-from boundby.trace.links import Links
+from boundby.trace.linking import Links
 from boundby.trace.table import ABSENT, ANNOTATION, HOST_CATEGORIES, LAUNCH_CATEGORIES, OPERATOR, PYTHON_FRAME, Trace
 
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from boundby.trace.activity import Activity, host_activity
-from boundby.trace.completeness import MOST_DEVICES, Finding, findings
+from boundby.trace.completeness import Finding, findings
 from boundby.trace.gaps import CAUSES, Contributor, Device, Gap, IdleTime
 from boundby.trace.intervals import HostTree, Intervals, distinct, host_tree, union
 from boundby.trace.kernels import (
@@ -20,7 +20,7 @@ from boundby.trace.kernels import (
     launch_stats,
     slowest_launch,
 )
-from boundby.trace.links import KINDS, Links, host_collectives, kinds_of_work, links
+from boundby.trace.linking import KINDS, Links, host_collectives, kinds_of_work, links
 from boundby.trace.memory import MemoryUse, memory_use
 from boundby.trace.operators import (
     AnnotationStat,
@@ -34,7 +34,7 @@ from boundby.trace.operators import (
 )
 from boundby.trace.removal import HOST_CAUSES, Playback
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.window import Window, window, without_excluded
+from boundby.trace.windows import Window, window, without_excluded
 
 HOST_KIND = "operators"
 MOST_SPANS = 400  # of the timeline: more are not told apart in a picture
@@ -149,13 +149,7 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
         step_numbers=seen.steps,
         steps_expected=expected_steps,
         findings=findings(
-            trace,
-            linked,
-            seen,
-            launches,
-            devices=len(distinct(np.sort(linked.device))),
-            expected_steps=expected_steps,
-            stacks_expected=stacks_expected,
+            trace, linked, seen, launches, expected_steps=expected_steps, stacks_expected=stacks_expected
         ),
         devices=devices,
         launches=launches,
@@ -191,7 +185,7 @@ def _devices(  # noqa: PLR0913  (all that is known of the trace)
         }
         return (of(None, host, work),)
     devices = []
-    for number in _busiest(linked.device, linked.end_ns - linked.start_ns):
+    for number in distinct(np.sort(linked.device)).tolist():
         chosen = np.flatnonzero(linked.device == number)
         kind = kinds[linked.rows[chosen]]
         work = {
@@ -200,14 +194,6 @@ def _devices(  # noqa: PLR0913  (all that is known of the trace)
         }
         devices.append(of(number, _device(trace, linked, chosen, seen), work))
     return tuple(sorted(devices, key=lambda device: -device.busy_ns))
-
-
-def _busiest(numbers: np.ndarray, duration_ns: np.ndarray) -> list[int]:
-    """Return the devices that are told about: all but in a trace with absurdly many."""
-    different, place = np.unique(numbers, return_inverse=True)
-    spent = np.bincount(place, weights=duration_ns)
-    busiest: list[int] = different[np.argsort(-spent, kind="stable")[:MOST_DEVICES]].tolist()
-    return busiest
 
 
 def _host(trace: Trace, seen: Window) -> Device:

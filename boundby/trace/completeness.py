@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from boundby.trace.kernels import LaunchStats
-from boundby.trace.links import Links
+from boundby.trace.linking import Links
 from boundby.trace.table import ABSENT, HOST_CATEGORIES, LAUNCH_CATEGORIES, PYTHON_FRAME, Trace
-from boundby.trace.window import Window
+from boundby.trace.windows import Window
 
 # Of five healthy traces at most 3.7 % of the launching calls were without work; they ran into the end of the trace.
 LOST_WORK, MUCH_LOST_WORK = 0.05, 0.3
@@ -18,10 +18,8 @@ MUCH_DAMAGED = 0.01  # of the events
 MUCH_NOT_UNDERSTOOD = 0.01  # of the events, where none of what is understood is work of a device
 MOST_NAMED = 4  # categories or processes that a sentence names
 EARLY_STARTS = 0.01  # of the work, before its own launch: the clocks of host and device disagree
-MOST_DEVICES = 64  # no process has more; each costs a timeline and its steps
 MAY_OVERLAP = re.compile(r"GraphLaunch|LaunchKernelEx")
 ROUNDING_NS = 1_000  # of traces in whole us
-SHARE_OF_ZEROS = 0.2  # of the events at the very same earliest moment
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -32,13 +30,12 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
 
 
-def findings(  # noqa: PLR0913  (everything that is known of the trace)
+def findings(
     trace: Trace,
     linked: Links,
     window: Window,
     launches: LaunchStats,
     *,
-    devices: int = 1,
     expected_steps: int | None = None,
     stacks_expected: bool = False,
 ) -> tuple[Finding, ...]:
@@ -46,11 +43,8 @@ def findings(  # noqa: PLR0913  (everything that is known of the trace)
     faults = list(_damage(trace))
     faults += _contents(trace, linked)
     faults += _steps(window, expected_steps)
-    faults += _durations(trace, linked, window)
+    faults += _durations(trace, linked)
     faults += _links(trace, linked, window, launches)
-    if devices > MOST_DEVICES:
-        text = f"the work is of {devices:,} devices; only the {MOST_DEVICES} with most of it are told about"
-        faults.append(Finding("devices", True, text))
     if window.length_ns == 0:
         faults.append(Finding("empty", True, "the trace holds nothing that takes time on the host or on a device"))
     elif trace.device_names and not len(linked.rows) and not trace.not_understood:
@@ -113,7 +107,7 @@ def _steps(window: Window, expected: int | None) -> Iterator[Finding]:
         yield Finding("steps", True, f"{len(steps)} of {expected} steps are in the trace")
 
 
-def _durations(trace: Trace, linked: Links, window: Window) -> Iterator[Finding]:
+def _durations(trace: Trace, linked: Links) -> Iterator[Finding]:
     negative = np.flatnonzero(trace.duration_ns < 0)
     if len(negative):
         name = trace.names[trace.name[negative[0]]][:80]
@@ -123,13 +117,6 @@ def _durations(trace: Trace, linked: Links, window: Window) -> Iterator[Finding]
         is_much = empty > LOST_WORK * len(linked.rows)
         text = f"{empty} of {len(linked.rows)} pieces of work of the device last 0 ns"
         yield Finding("zero", False, f"{text}{', so busy time is understated' if is_much else ''}")
-    length = linked.end_ns - linked.start_ns
-    longer = int((length > window.length_ns).sum()) if window.length_ns else 0
-    if longer:
-        yield Finding("longer", True, f"{longer} piece(s) of work of the device last longer than the whole window")
-    at_base = int((trace.start_ns == 0).sum())
-    if at_base > max(1, SHARE_OF_ZEROS * len(trace.start_ns)) and len(trace.start_ns) > 10:
-        yield Finding("zero_time", True, f"{at_base} of {len(trace.start_ns)} events carry the same first timestamp")
 
 
 def _links(trace: Trace, linked: Links, window: Window, launches: LaunchStats) -> Iterator[Finding]:

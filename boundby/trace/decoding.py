@@ -8,13 +8,12 @@ Times become integer nanoseconds without a detour over floats: older traces coun
 neighbouring doubles are 250 ns apart.
 """
 
-import codecs
 import contextlib
 import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -29,12 +28,10 @@ LARGEST_EVENT_BYTES = 64 * 2**20  # of text without the end of an event in it
 MOST_OPENINGS = 64  # places that look like the start of the list; each costs decoding what stands before it
 SPACE_BYTES = 4096  # of blanks that may stand before a bracket, or inside of an opening
 LARGEST_HEADER_BYTES = 64 * 2**20
-LINES = b"\n"  # what opens a file that holds an event a line, and no list
 START = re.compile(rb'"traceEvents"\s*:\s*\[')
 BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 BETWEEN_TEXT = re.compile(r"\}\s*,\s*(?=\{)")
 LARGEST_CARRIED = 4 * 2**20  # characters of an unsound event that may go on in the next piece; then it is given up
-LARGEST_LINE = 64 * 2**10  # of a file of lines, the first
 # Of an event, which types each field may have that it may lack as well.
 OPTIONAL: dict[str, tuple[type, ...]] = {"cat": (str,), "pid": (int, str), "tid": (int, str), "args": (dict,)}
 LONGEST_LITERAL = 16  # characters: "-Infinity", an escape; an error so near to the end may be the end
@@ -140,7 +137,6 @@ class _Rest(Header):
 
 _EVENTS = msgspec.json.Decoder(list[_PHASES], strict=False)  # old traces write some numbers as text
 _EVENT = msgspec.json.Decoder(_PHASES, strict=False)
-_RAW = msgspec.json.Decoder(list[msgspec.Raw])
 _REST = msgspec.json.Decoder(_Rest, strict=False)
 _HEADER = msgspec.json.Decoder(Header, strict=False)
 _LENIENT = json.JSONDecoder(strict=False, parse_float=str, parse_constant=lambda _: None)
@@ -162,10 +158,6 @@ class Decoding:
         """Raise OSError when the file cannot be read, ValueError when it is no trace or larger than allowed."""
         pieces = self._bounded(self._source)
         text, opening = self._skip_header(pieces)
-        if opening == LINES:
-            yield from self._of_lines(itertools.chain([text], pieces))
-            self._finish()
-            return
         for piece in itertools.chain([b""], pieces):  # first what followed the header
             end = _last_boundary(piece)
             if end is None:  # one event may end where the pieces meet
@@ -179,14 +171,11 @@ class Decoding:
             if len(text) > LARGEST_EVENT_BYTES:
                 raise ValueError(f"no event ends within {len(text) / 1e6:.0f} MB")
         yield self._last(text, opening)
-        self._finish()
-
-    def _finish(self) -> None:
         if self._source.fault:
             self.faults.append(Fault("cut_short", None, self._source.fault))
         if self._damaged:
-            text = f"{self._damaged:,} event(s) could not be read; the first one: {self._example}"
-            self.faults.append(Fault("damaged", self._damaged, text))
+            said = f"{self._damaged:,} event(s) could not be read; the first one: {self._example}"
+            self.faults.append(Fault("damaged", self._damaged, said))
 
     def _bounded(self, source: Source) -> Iterator[bytes]:
         total = 0
@@ -201,12 +190,8 @@ class Decoding:
         text, searched, tries = b"", 0, 0
         for piece in pieces:
             text += piece
-            if not searched and tries == 0:
-                text = text.removeprefix(codecs.BOM_UTF8)
             if text[:SPACE_BYTES].lstrip()[:1] == b"[":
                 return text.lstrip()[1:], b"["
-            if _begins_with_an_event(text):
-                return text, LINES
             for match in START.finditer(text, searched):
                 tries += 1
                 if tries > MOST_OPENINGS:
@@ -227,49 +212,8 @@ class Decoding:
             events = _EVENTS.decode(b"".join((b"[", start, memoryview(text)[:end], b"]")))
             return events, text[end:].lstrip(b", \t\r\n")
         except _UNSOUND:
-            return self._in_doubt(start + text, len(start) + end)
-
-    def _in_doubt(self, text: bytes, end: int) -> tuple[list[Event], bytes]:
-        """Return the same of a chunk in which something is odd: a value of another type, or what is no JSON at all."""
-        try:
-            raws = _RAW.decode(b"".join((b"[", memoryview(text)[:end], b"]")))
-        except _UNSOUND:
-            events, rest = self._one_by_one(text.decode("utf-8", "replace"), more_follows=True)
+            events, rest = self._one_by_one((start + text).decode("utf-8", "replace"), more_follows=True)
             return events, rest.encode()
-        return list(self._sound(raws)), text[end:].lstrip(b", \t\r\n")
-
-    def _sound(self, raws: Iterable[bytes]) -> Iterator[Event]:
-        """Yield the events of these texts."""
-        for raw in raws:
-            try:
-                yield _EVENT.decode(raw)
-            except _UNSOUND:
-                try:
-                    text = bytes(raw).decode("utf-8", "replace")
-                    yield _event(text, _LENIENT.decode(text))
-                except _UNSOUND as error:
-                    self._note_damaged(f"{error}: {bytes(raw)[:NAMED].decode(errors='replace')}")
-
-    def _of_lines(self, pieces: Iterable[bytes]) -> Iterator[list[Event]]:
-        """Yield the events of a file with one on each line; an unfinished last one is told."""
-        rest = b""
-        for piece in pieces:
-            text, _, piece = (rest + piece).rpartition(b"\n")
-            rest = piece
-            yield self._lines(text)
-            if len(rest) > LARGEST_EVENT_BYTES:
-                raise ValueError(f"no line ends within {len(rest) / 1e6:.0f} MB")
-        try:
-            yield _EVENT.decode_lines(rest)
-        except _UNSOUND:
-            said = "the last line of the file is no whole event: it was cut short"
-            self.faults.append(Fault("cut_short", None, said))
-
-    def _lines(self, text: bytes) -> list[Event]:
-        try:
-            return _EVENT.decode_lines(text)
-        except _UNSOUND:
-            return list(self._sound(filter(None, (line.strip(b" \t\r,") for line in text.split(b"\n")))))
 
     def _last(self, text: bytes, opening: bytes) -> list[Event]:
         """Return the events of the last chunk and read what stands behind the list."""
@@ -346,17 +290,6 @@ def _event(text: str, value: object) -> Event:
         odd = {name for name, kinds in OPTIONAL.items() if not isinstance(value.get(name), kinds)}
         value = {name: each for name, each in value.items() if name not in odd}
     return cast(Event, _EVENT.decode(json.dumps(value).encode()))
-
-
-def _begins_with_an_event(text: bytes) -> bool:
-    """Tell whether the first line is an event, and so each line of the file."""
-    line, newline, _ = text[:LARGEST_LINE].lstrip().partition(b"\n")
-    if not newline or not line.startswith(b"{") or b'"ph"' not in line:
-        return False
-    with contextlib.suppress(*_UNSOUND):
-        _EVENT.decode(line.rstrip(b" \t\r,"))
-        return True
-    return False
 
 
 def _may_go_on(error: Exception, text: str, start: int) -> bool:

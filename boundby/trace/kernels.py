@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from boundby.trace.intervals import distinct
-from boundby.trace.links import KINDS, Links
+from boundby.trace.linking import KINDS, Links
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.window import Window
+from boundby.trace.windows import Window
 
 
 class Spread(msgspec.Struct, frozen=True):

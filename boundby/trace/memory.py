@@ -16,7 +16,7 @@ from boundby.formatting import NOTHING, clean, number
 from boundby.trace.intervals import HostTree, distinct, sums
 from boundby.trace.operators import MODULE, is_module, names_of
 from boundby.trace.table import ABSENT, ANNOTATION, MemoryTable, Trace
-from boundby.trace.window import Window
+from boundby.trace.windows import Window
 
 STAGE = re.compile("^stage: ")  # the ranges that mark the stages of a training step
 # What outlives the stage that allocates it is mostly of one kind.

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from boundby.trace.intervals import HostTree, host_tree, sums
-from boundby.trace.links import Links, links
+from boundby.trace.linking import Links, links
 from boundby.trace.table import ABSENT, ANNOTATION, OPERATOR, PYTHON_FRAME, Trace
 
 MODULE = "nn.Module: "

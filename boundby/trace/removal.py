@@ -29,9 +29,9 @@ from boundby.trace.gaps import (
     host_pieces,
 )
 from boundby.trace.intervals import Intervals, distinct, sums, union
-from boundby.trace.links import KINDS
+from boundby.trace.linking import KINDS
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.window import Window
+from boundby.trace.windows import Window
 
 NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
 OF_HOST = np.array([kind not in (Kind.NOTHING, Kind.QUEUED) for kind in range(len(CAUSE_OF_KIND))])

@@ -1,22 +1,10 @@
-"""The stages of a training loop: timed as it runs, written as it runs, and read again at any time.
+"""The stages of a training loop, timed as it runs, and what the loop is bound by.
 
-Nothing here loads torch but an enabled `ProfilerManager`, when it starts, and `boundby.training.cuda`.
+In: a loop (`ProfilerManager`), a Trainer of transformers or Lightning (their callbacks), or a script (`boundby
+train`). Out: files that grow with the run and can be read at any time, seconds by stage, and a verdict. Only what
+runs loads torch.
 """
 
-from boundby.training.judgement import TrainingVerdict, judge_training
-from boundby.training.manager import ManagerOptions, ProfilerManager
-from boundby.training.reader import ranks_in, read_stage_times
-from boundby.training.records import StageTimes
-from boundby.training.timer import StageTimer, TimerOptions
+from boundby import hand_on
 
-__all__ = [
-    "ManagerOptions",
-    "ProfilerManager",
-    "StageTimer",
-    "StageTimes",
-    "TimerOptions",
-    "TrainingVerdict",
-    "judge_training",
-    "ranks_in",
-    "read_stage_times",
-]
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

@@ -9,8 +9,8 @@ from typing import get_args
 
 import numpy as np
 
-from boundby.remarks import Remarks
-from boundby.stats import percentile
+from boundby.capture import Remarks
+from boundby.timing import percentile
 from boundby.training.records import (
     METRIC,
     NS_PER_S,

@@ -16,23 +16,28 @@ from typing import Any
 import psutil
 import torch
 
-from boundby.compile_cache import use_private_cache
-from boundby.device import is_gpu, raise_if_lost
-from boundby.disturbance import Watch, usable_cpus
-from boundby.inference.strategies import COMPILE_OPTIONS, compile_obstacle
-from boundby.roofline import Interval
-from boundby.stats import estimate
-from boundby.timer import Timer
+from boundby.bound import Bench, Candidate, Fix, Gain, Made, Tried, Untried, try_out
+from boundby.machine import (
+    COMPILE_OPTIONS,
+    Watch,
+    compile_obstacle,
+    is_gpu,
+    raise_if_lost,
+    usable_cpus,
+    use_private_cache,
+)
+from boundby.timing import Timer, estimate
 from boundby.training import stages
 from boundby.training.judgement import LARGEST
-from boundby.trials import Candidate, Made, Tried, try_out
-from boundby.verdict import Fix, Gain, Untried
+from boundby.work import Interval
 
 WORK = "forward and backward"
 PARTS = {"worker_processes": stages.DATA, "pin_memory": stages.H2D, "fused_optimizer": stages.OPTIMIZER}
 MOST_WORKERS = 2
 AHEAD = 2  # batches that each worker makes before they are asked for, as is the default of a DataLoader
-PART_ERROR = 0.10  # of the factor of a part timed alone, as of a forward's (`boundby.prediction`), on its logarithm
+PART_ERROR = (
+    0.10  # of the factor of a part timed alone, as of a forward's (`boundby.bound.prediction`), on its logarithm
+)
 REST_ERROR = 0.03  # of the step around the part
 ROUNDS, LOADED = 5, 3  # to tell the parts of a step, and what workers take
 PART_BLOCKS, LEAST_BLOCKS, BLOCK = 15, 5, 5  # calls of a part with and without a fix, in turn
@@ -147,6 +152,7 @@ def try_fixes(  # noqa: PLR0913  (a training, what is known of it, and the instr
     """
     changes, untried = _changes(recipe)
     base, tried = Loop(recipe, Change()), Tried()
+    bench = Bench(timer, watch=watch or Watch(), told=told, trials_s=budget_s / 2)
     try:
         known = _Known(recipe, _parts(base, timer), timer, pause, spent_beside_s)
         gains = [gain for fix, change in changes for gain in known.gain(base, fix, change)]
@@ -159,11 +165,10 @@ def try_fixes(  # noqa: PLR0913  (a training, what is known of it, and the instr
                 for fix, change in changes
                 if change.compiles == is_last
             ]
-            half = try_out(base.round, candidates, timer, budget_s=budget_s / 2, gains=gains, watch=watch, told=told)
-            tried = tried.joined(half)
+            tried = tried.joined(try_out(base.round, candidates, bench))
     finally:
         base.close()
-    return tried.joined(Tried(untried=tuple(untried)))
+    return tried.with_predictions(gains).joined(Tried(untried=tuple(untried)))
 
 
 def _made(recipe: Recipe, change: Change) -> Made:

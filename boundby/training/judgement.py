@@ -14,9 +14,20 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from boundby.compare import judge, paired
+from boundby.bound import (
+    LATE_HOST,
+    LEAST_GAIN,
+    MOST_UNEXPLAINED,
+    OF_STAGES,
+    Bound,
+    Confidence,
+    Doubt,
+    Fix,
+    Gain,
+    Verdict,
+)
 from boundby.formatting import percent
-from boundby.judgement import LATE_HOST, MOST_UNEXPLAINED
+from boundby.timing import judge, paired
 from boundby.training import stages
 from boundby.training.records import StageTimes
 from boundby.training.steps import (
@@ -33,7 +44,6 @@ from boundby.training.steps import (
     step_table,
     windows,
 )
-from boundby.verdict import LEAST_GAIN, OF_STAGES, Bound, Confidence, Doubt, Fix, Gain, Verdict
 
 # Work of the host beside the training leaves the machine idle: of the words for bounds `under_utilised` says so.
 # The waits of collectives are stages only in loops that name them.

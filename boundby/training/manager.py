@@ -7,30 +7,31 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from boundby import files
-from boundby.remarks import Say
-from boundby.sampler import PsutilSource, Source, Sources
+from boundby.bound import Verdict, judge_trace
+from boundby.capture import Say
+from boundby.machine import PsutilSource, Source, Sources
 from boundby.trace import OPERATOR_COLUMNS, operator_rows
-from boundby.trace.judgement import judge_trace
 from boundby.training import results, stages
 from boundby.training.reader import others_of
 from boundby.training.recorder import CudaMarks, HookEvent
-from boundby.training.records import SCHEMA_VERSION, StageTimes
+from boundby.training.records import StageTimes
 from boundby.training.results import RunFiles, remove_earlier
 from boundby.training.timer import ENDED, UNSTOPPED, Block, Item, StageTimer, TimerOptions
-from boundby.verdict import Verdict
 
 if TYPE_CHECKING:
     import torch
 
     from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Recorder, Schedule
-    from boundby.device import Allocator
+    from boundby.machine import Allocator
 
 Result = TypeVar("Result")
 NO_TRACE_WANTED = "ManagerOptions.trace is False; with True a few steps are recorded"
@@ -248,7 +249,7 @@ class ProfilerManager:
     def _prepare(self) -> None:
         """Find out about process and device, and make what records the trace."""
         from boundby.capture import CaptureOptions, Naming, Recorder, Schedule, naming_of_process
-        from boundby.device import allocator, gpu_source, is_gpu, pick_device
+        from boundby.machine import allocator, gpu_source, is_gpu, pick_device
 
         timer, given = self.timer, self._options.timer
         device = self._device or pick_device()
@@ -304,8 +305,8 @@ class ProfilerManager:
         for downgrade in manifest.downgrades:
             if not downgrade.is_foreseen:
                 self.timer.remarks.tell(downgrade.what, downgrade.reason)
-        whole = replace(manifest, downgrades=(*manifest.downgrades, *self.timer.remarks.all()))
-        files.write_json(self._place.path(results.MANIFEST), {"schema_version": SCHEMA_VERSION, **asdict(whole)})
+        whole = msgspec.structs.replace(manifest, downgrades=(*manifest.downgrades, *self.timer.remarks.all()))
+        files.write_json(self._place.path(results.MANIFEST), whole)
 
     def _guarded(self, what: str, action: Callable[[], Result]) -> Result | None:
         """Return what the action returns; None, with a remark, where it raises."""
@@ -348,7 +349,7 @@ class Interruptions:
             self._compiler.remove_end_callback(self._compile_ended)
 
     def _collected(self, phase: str, info: Mapping[str, int]) -> None:
-        """Queue a collection that has ended: one may fall into the handling of another event, so none is handled now.
+        """Note a collection that has ended.
 
         Short ones, which every loop has hundreds of, are left in the stage in which they fall.
         """
@@ -360,9 +361,7 @@ class Interruptions:
         if phase == "start":
             self._began_ns = now
         elif self._began_ns and now - self._began_ns >= SHORT_COLLECTION_NS:
-            here = recorder.thread.state
-            recorder.events.append(("begin", here, self._began_ns, stages.GARBAGE_COLLECTION, "stage"))
-            recorder.events.append(("end", here, now, stages.GARBAGE_COLLECTION, False))
+            recorder.collected(self._began_ns, now)
 
     def _compile_began(self, *_: object) -> None:
         self._timer.begin(stages.COMPILE)

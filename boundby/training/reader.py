@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from boundby import files
-from boundby.remarks import Remark
+from boundby.capture import Remark
 from boundby.training.aggregate import joined, share_of
 from boundby.training.records import (
     METRIC,

@@ -1,6 +1,7 @@
-"""What happens in a loop, understood: which stage lies in which, what belongs to which step, and marks out of order.
+"""Records the stages of a loop as they begin and end: how they nest, their steps, and marks that are out of order.
 
-A device runs behind the host: ended stages wait for it, and nothing here ever waits for the device.
+A stage that has ended waits in a queue until it is added up, many at a time. A device runs behind the host: stages wait
+for it there, and nothing here ever waits for the device.
 """
 
 import contextlib
@@ -10,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
-from boundby.remarks import Remarks
+from boundby.capture import Remarks
 from boundby.training.aggregate import STEP_ID, Aggregator
 from boundby.training.records import ABSENT, CUT, DISTURBED, RAISED, STEP, Kind, Occurrence, OpenStage, SharedMark, Step
+from boundby.training.stages import GARBAGE_COLLECTION
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +23,10 @@ LARGEST_STEP = 2**62
 LAST_THREAD = 2**15 - 1  # threads beyond share this number
 LONGEST_QUEUE = 4096  # stages that may wait for the device; the oldest go without its time then
 LONGEST_HOLD_S = 1.0  # a child may have been forked while the aggregator was held
-# What happens is noted in a few instructions and understood later, many events at a time, by code that is then at hand
-# to the processor: after a millisecond of other work each Python function that is called costs about 1 us. Where
-# somebody waits for it, a hook or the marks of a device, it is understood at once.
-ENOUGH_EVENTS = 512  # at the end of a step; with 128 a third of the time went into beginning to understand
-MOST_EVENTS = 2048  # within a step
-MOST_WAITING = 256  # stages with marks, within a step
+# Adding up takes longer than beginning and ending, and is cheaper where many stages are added at a time.
+ENOUGH_WAITING = 256  # stages and metrics at the end of a step
+MOST_WAITING = 1024  # within a step
+MOST_COLLECTIONS = 64  # of garbage that wait for the next mark of their thread
 
 Answer = TypeVar("Answer")
 HookEvent = Literal["stage_start", "part_start", "excluded_start", "stage_end", "step_end", "trace_ready"]
@@ -37,8 +37,7 @@ class Hooks:
 
     def __init__(self, remarks: Remarks) -> None:
         self._remarks = remarks
-        self.watch_stages = False  # is told of stages or steps as they happen
-        self.changed: Callable[[], object] = lambda: None  # called when that has changed
+        self.watch_stages = False  # is told of stages or steps
         self._hooks: dict[str, list[Callable[..., object]]] = {event: [] for event in get_args(HookEvent)}
 
     def register(self, event: HookEvent, hook: Callable[..., object]) -> None:
@@ -60,12 +59,11 @@ class Hooks:
             try:
                 hook(*what)
             except Exception as error:
-                self._hooks[event].remove(hook)
+                self.unregister(event, hook)
                 self._remarks.add(f"hook of {event}", error)
 
     def _note_listeners(self) -> None:
         self.watch_stages = any(hooks for event, hooks in self._hooks.items() if event != "trace_ready")
-        self.changed()
 
 
 class Marks(Protocol):
@@ -96,7 +94,7 @@ class CudaMarks:
     """
 
     def __init__(self, device: "torch.device") -> None:
-        from boundby.device import runtime
+        from boundby.machine import runtime
 
         self._runtime = runtime(device)
         self._device = device
@@ -175,7 +173,9 @@ class DeviceClock:
 class ThreadState:
     """What is open in one thread."""
 
-    __slots__ = ("ident", "inside", "is_excluded", "last_end", "number", "paused", "spans", "stack")
+    __slots__ = (
+        "collections", "ident", "inside", "is_excluded", "last_end", "last_ns", "number", "paused", "spans", "stack",
+    )  # fmt: skip
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -186,6 +186,8 @@ class ThreadState:
         self.inside = 0  # ns of this step in stages that lie in no other
         self.paused = 0  # ns of this step excluded
         self.last_end: SharedMark | None = None
+        self.last_ns = 0  # when a stage began or ended last
+        self.collections: deque[tuple[int, int]] = deque(maxlen=MOST_COLLECTIONS)  # of garbage since then
 
 
 class Thread(threading.local):
@@ -195,64 +197,135 @@ class Thread(threading.local):
         self.state = ThreadState(min(next(numbers), LAST_THREAD))
 
 
-# What happened, in which thread, at which ns of the clock, and what belongs to it.
-Event = (
-    tuple[Literal["begin"], ThreadState, int, str, Kind]
-    | tuple[Literal["end"], ThreadState, int, str, bool]  # and whether an exception ended it
-    | tuple[Literal["forget"], ThreadState, int, str, None]
-    | tuple[Literal["end_step"], ThreadState, int, int | None, None]  # its number
-    | tuple[Literal["restart_step"], ThreadState, int, None, None]
-    | tuple[Literal["disturb"], ThreadState, int, None, None]
-    | tuple[Literal["metrics"], ThreadState, int, list[tuple[str, float]], int | None]  # and their step
-)
-
-
 class StageRecorder:
-    """The stages of one loop. The thread that made it, or that ended the last step, is the loop's own.
-
-    `note` takes an event: it is put aside, or understood at once while somebody waits for it.
-    """
+    """The stages of one loop. The thread that made it, or that ended the last step, is the loop's own."""
 
     def __init__(
-        self,
-        aggregator: Aggregator,
-        device: DeviceClock,
-        clock: Callable[[], int],
-        failed: Callable[[Exception], None],
-        hooks: Hooks,
-        remarks: Remarks,
+        self, aggregator: Aggregator, device: DeviceClock, clock: Callable[[], int], hooks: Hooks, remarks: Remarks
     ) -> None:
         self.clock = clock
         aggregator.base_ns = self.base = self.began = clock()  # of the run and of the step that runs
-        self.events: deque[Event] = deque()
-        self.note: Callable[[Event], object] = self.events.append
         self.must_settle = False  # set from the thread that writes
         self.last_step: int | None = None
         self.unresolved = 0  # stages whose device time was not known in time
         self._last_ns = 0  # that the step before took
         self._waiting: deque[Occurrence] = deque()  # ended, and not added up
+        self._metrics: deque[tuple[Step | int, str, float]] = deque()  # with their step or its number
         self._settling = threading.Lock()  # never waited for long: a fork may leave it locked in the child
         self._aggregator = aggregator
         self._ids = aggregator.ids
         self._device = device
         self._has_marks = device.is_on
-        self._failed = failed
         self._hooks = hooks
         self._remarks = remarks
         self.current = Step(0)
         self.thread = Thread(itertools.count())
         self._own = self.thread.state
-        hooks.changed = self.choose_pace
-        self.choose_pace()
+
+    @property
+    def num_waiting(self) -> int:
+        """The stages and metrics that are not added up."""
+        return len(self._waiting) + len(self._metrics)
 
     def begin_at(self, step: int) -> int:
         """Let the first step have this number; return it, or 0 where it cannot be."""
         self.current.number = self._usable(step, 0)
         return self.current.number
 
-    def choose_pace(self) -> None:
-        """From now on queue events instead of handling them at once, unless a hook waits for them."""
-        self.note = self._understand_now if self._has_marks or self._hooks.watch_stages else self.events.append
+    def begin(self, name: str, kind: Kind = "stage") -> None:
+        """Begin a stage, a span or something excluded. What the hooks do before it is no part of it."""
+        here = self.thread.state
+        if self._hooks.watch_stages:
+            self._hooks.tell("stage_start", name)
+            if kind != "span":
+                self._hooks.tell("excluded_start" if kind == "excluded" else "part_start", name)
+        now = self.clock()
+        if here.collections:
+            self._take_collections(here, now)
+        here.last_ns = now
+        if not here.is_excluded:
+            self._open(here, now, name, kind)
+        elif here.stack[-1].name == name:
+            here.stack[-1].repeated += 1
+
+    def end(self, name: str, *, raised: bool = False) -> None:
+        """End what is open under this name, and what is open inside it; what the hooks do after it is no part of it."""
+        now, here = self.clock(), self.thread.state
+        if here.collections:
+            self._take_collections(here, now)
+        here.last_ns = now
+        nanoseconds = self._ended(here, now, name, raised)
+        if self.must_settle or self.num_waiting > MOST_WAITING:
+            self.settle()
+        if self._hooks.watch_stages:
+            self._hooks.tell("stage_end", name, nanoseconds / 1e9)
+
+    def forget(self, name: str) -> None:
+        """Take back the begin of the innermost stage, if it has this name."""
+        here = self.thread.state
+        if not here.stack or here.stack[-1].name != name:
+            return
+        if here.stack[-1].repeated:
+            here.stack[-1].repeated -= 1
+        else:
+            self._let_go(here, here.stack.pop())
+
+    def collected(self, began: int, ended: int) -> None:
+        """Note a collection of garbage, which may fall into anything that is done here."""
+        self.thread.state.collections.append((began, ended))
+
+    def end_step(self, number: int | None = None) -> None:
+        """End a step. The time that adding up takes then is in no step, unless a device is waited for across it."""
+        now, here = self.clock(), self.thread.state
+        if here.collections:
+            self._take_collections(here, now)
+        here.last_ns = now
+        self._own = here
+        if here.stack:
+            self._leave_step(here)
+        step = self.current
+        if number is not None:
+            step.number = self._usable(number, step.number)
+        ended = Occurrence()
+        ended.name, ended.stage = STEP, STEP_ID
+        ended.step, ended.thread, ended.began = step, here.number, self.began
+        ended.host = now - self.began - here.paused
+        ended.inside = here.inside
+        if step.flags:
+            self._disturb_spans(here, now, ended.host)
+        self._waiting.append(ended)
+        self.last_step, self._last_ns = step.number, ended.host
+        self.current = Step(step.number + 1)
+        here.inside = here.paused = 0
+        self.began = now
+        if self._has_marks:
+            self.settle()
+        elif self.must_settle or self.num_waiting > ENOUGH_WAITING:
+            self.settle()
+            self.restart_step()
+        if self._hooks.watch_stages:
+            self._hooks.tell("step_end", self.last_step, ended.host / 1e9)
+
+    def restart_step(self) -> None:
+        """Begin the step that runs now, with all that is open; the device's gap across this moment is nobody's."""
+        now, here = self.clock(), self.thread.state
+        for opened in _all_open(here):
+            opened.paused += self._spent_of_step(here, opened, now)
+        for stage in here.stack:
+            stage.inside = 0
+        here.inside = here.paused = 0
+        self._forget_last_end(here)
+        self.began = now
+
+    def disturb(self) -> None:
+        """Keep the step that runs out of the summaries."""
+        self.current.flags |= DISTURBED
+
+    def metrics(self, values: Iterable[tuple[str, float]], step: int | None) -> None:
+        """Take in the values of metrics of a step, of the one that runs if it is None."""
+        self._metrics.extend((self.current if step is None else step, *value) for value in values)
+        if self.num_waiting > MOST_WAITING:
+            self.settle()
 
     def settle(self, *, must: bool = False) -> None:
         """Add up what has ended if no other thread does so; if it `must`, wait for that thread first.
@@ -274,10 +347,9 @@ class StageRecorder:
         if not self._settling.acquire(timeout=LONGEST_HOLD_S if must else 0):
             return
         try:
-            events = self.events
-            while events:
-                self._understand(events.popleft())
-            waiting, add = self._waiting, self._aggregator.add
+            waiting, metrics, add = self._waiting, self._metrics, self._aggregator.add
+            while metrics:
+                self._add_metric(*metrics.popleft())
             while waiting:
                 if waiting[0].closed is None:
                     add(waiting.popleft(), ABSENT, ABSENT)
@@ -299,7 +371,7 @@ class StageRecorder:
     def open_stages(self) -> tuple[OpenStage, ...]:
         """Return what is open in the loop's own thread, the outermost first."""
         now = self.clock()
-        return tuple(OpenStage(stage.name, (now - stage.began) / 1e9) for stage in _opened(self._own))
+        return tuple(OpenStage(stage.name, (now - stage.began) / 1e9) for stage in _all_open(self._own))
 
     def finish(self) -> None:
         """Add up everything, and note what has begun and not ended."""
@@ -310,52 +382,7 @@ class StageRecorder:
             reason = "the device had not passed the end of some stages when they were booked; it is not waited for"
             self._remarks.add("device times", reason)
 
-    def _understand_now(self, event: Event) -> None:
-        """Understand an event at once, and tell the hooks; what they do is in no stage that begins or ends with it."""
-        if event[0] == "begin" and self._hooks.watch_stages:
-            _, here, _, name, kind = event
-            self._hooks.tell("stage_start", name)
-            if kind != "span":
-                self._hooks.tell("excluded_start" if kind == "excluded" else "part_start", name)
-            event = ("begin", here, self.clock(), name, kind)
-        if self.events:
-            self.settle(must=True)
-        nanoseconds = self._understand(event)
-        is_step = event[0] == "end_step"
-        if self.must_settle or (is_step and self._has_marks) or len(self._waiting) > MOST_WAITING:
-            self.settle()
-        if is_step:
-            self._hooks.tell("step_end", self.last_step, nanoseconds / 1e9)
-        elif event[0] == "end":
-            self._hooks.tell("stage_end", event[3], nanoseconds / 1e9)
-
-    def _understand(self, event: Event) -> int:
-        """Take in an event; return the ns of what it ends, 0 where it ends nothing. One thread at a time does so."""
-        try:
-            if event[0] == "begin":
-                self.begin(event[1], event[2], event[3], event[4])
-            elif event[0] == "end":
-                return self.end(event[1], event[2], event[3], event[4])
-            elif event[0] == "end_step":
-                return self.end_step(event[1], event[2], event[3])
-            elif event[0] == "metrics":
-                self.add_metrics(event[3], event[4])
-            elif event[0] == "forget":
-                self.forget(event[1], event[3])
-            elif event[0] == "restart_step":
-                self.restart_step(event[1], event[2])
-            else:
-                self.disturb()
-        except Exception as error:
-            self._failed(error)
-        return 0
-
-    def begin(self, here: ThreadState, now: int, name: str, kind: Kind) -> None:
-        """Open a stage, a span or something excluded."""
-        if here.is_excluded:
-            if here.stack[-1].name == name:
-                here.stack[-1].repeated += 1
-            return
+    def _open(self, here: ThreadState, now: int, name: str, kind: Kind) -> None:
         is_own = here is self._own
         if kind == "stage":
             for outer in here.stack:
@@ -381,8 +408,8 @@ class StageRecorder:
             opened.opened = self._device.take()
         here.stack.append(opened)
 
-    def end(self, here: ThreadState, now: int, name: str, raised: bool) -> int:
-        """Close what is open under this name, and what is open inside it; return its ns."""
+    def _ended(self, here: ThreadState, now: int, name: str, raised: bool) -> int:
+        """Return the ns of what ends, 0 where nothing does."""
         stack = here.stack
         if not stack or stack[-1].name != name:
             if here.is_excluded:
@@ -394,58 +421,17 @@ class StageRecorder:
             return 0
         return self._close(here, now, RAISED if raised else 0)
 
-    def forget(self, here: ThreadState, name: str) -> None:
-        """Take back the begin of the innermost stage, if it has this name."""
-        if not here.stack or here.stack[-1].name != name:
-            return
-        if here.stack[-1].repeated:
-            here.stack[-1].repeated -= 1
-        else:
-            self._let_go(here, here.stack.pop())
+    def _take_collections(self, here: ThreadState, now: int) -> None:
+        """Make stages of the collections since the last mark; one across a mark is left where it fell."""
+        while here.collections:
+            began, ended = here.collections.popleft()
+            if here.last_ns <= began and ended <= now and not here.is_excluded:
+                self._open(here, began, GARBAGE_COLLECTION, "stage")
+                self._close(here, ended, 0)
 
-    def end_step(self, here: ThreadState, now: int, number: int | None) -> int:
-        """End a step; return its ns."""
-        self._own = here
-        if here.stack:
-            self._leave_step(here)
-        step = self.current
-        if number is not None:
-            step.number = self._usable(number, step.number)
-        ended = Occurrence()
-        ended.name, ended.stage = STEP, STEP_ID
-        ended.step, ended.thread, ended.began = step, here.number, self.began
-        ended.host = now - self.began - here.paused
-        ended.inside = here.inside
-        if step.flags:
-            self._disturb_spans(here, now, ended.host)
-        self._waiting.append(ended)
-        self.last_step, self._last_ns = step.number, ended.host
-        self.current = Step(step.number + 1)
-        here.inside = here.paused = 0
-        self.began = now
-        return ended.host
-
-    def restart_step(self, here: ThreadState, now: int) -> None:
-        """Begin the step that runs now, with all that is open; the device's gap across this moment is nobody's."""
-        for opened in _opened(here):
-            opened.paused += self._spent_of_step(here, opened, now)
-        for stage in here.stack:
-            stage.inside = 0
-        here.inside = here.paused = 0
-        self._forget_last_end(here)
-        self.began = now
-
-    def disturb(self) -> None:
-        """Keep the step that runs out of the summaries."""
-        self.current.flags |= DISTURBED
-
-    def add_metrics(self, values: Iterable[tuple[str, float]], step: int | None) -> None:
-        """Take in the values of metrics of a step, of the one that runs if it is None."""
-        for name, value in values:
-            try:
-                self._aggregator.add_metric(self.current.number if step is None else step, name, value)
-            except Exception as error:
-                self._remarks.add(f"metric {name}", error)
+    def _add_metric(self, step: Step | int, name: str, value: float) -> None:
+        with self._remarks.guard(f"metric {name}"):
+            self._aggregator.add_metric(step.number if isinstance(step, Step) else step, name, value)
 
     def _add_marked(self, ended: Occurrence, may_ask: bool, is_late: bool) -> bool:
         """Add the first stage that waits, if the device has passed it or it is too late; tell whether it did."""
@@ -471,7 +457,7 @@ class StageRecorder:
         if ended.is_excluded:
             here.is_excluded = False
             here.paused += host
-            for outer in _opened(here):
+            for outer in _all_open(here):
                 outer.paused += host
         elif stack:
             ended.parent = stack[-1].stage
@@ -573,6 +559,6 @@ class StageRecorder:
         self._remarks.add("order of marks", reason)
 
 
-def _opened(here: ThreadState) -> list[Occurrence]:
+def _all_open(here: ThreadState) -> list[Occurrence]:
     """Return what is open in a thread, the outermost first."""
     return [*list(here.spans.values()), *list(here.stack)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from boundby.remarks import Remark
+from boundby.capture import Remark
 
 SCHEMA_VERSION = 1  # of every file that a profiled loop writes
 Kind = Literal["step", "stage", "background", "span", "excluded"]
@@ -125,8 +125,8 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, rename={"metric_rows
     rank: Rank
     world_size: Processes
     pid: int | None
-    host: str | None = None  # where that process is, by `environment.host_id`; None in documents of an earlier version
-    launcher: int | None = None  # its parent process there
+    host: str  # where that process is, by `environment.host_id`
+    launcher: int | None  # its parent process there
     started_unix_s: float | None
     written_unix_s: float | None
     elapsed_s: float

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from boundby import files
-from boundby.environment import host_id
+from boundby.bound import Verdict
 from boundby.files import SILENT_S
 from boundby.formatting import NOTHING, number, table
+from boundby.machine import host_id
 from boundby.trace import Analysis, analyze, read_trace
 from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.reader import ranks_in, read_head, read_stage_times
 from boundby.training.records import SCHEMA_VERSION, Kind, StageTimes, Statistics, Status
 from boundby.training.store import DOCUMENT, LOG, file_name
-from boundby.verdict import Verdict
 
 if TYPE_CHECKING:
     from boundby.capture import CaptureManifest, Cycle
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 TRACE, OP_STATS, MANIFEST, SUMMARY = "trace.json", "op_stats.csv", "manifest.json", "profiler_summary.json"
 
 CYCLES = "trace_cycle*.json"
-PATHS = ("trace_path", "stacks_path", "snapshot_path")  # keys of a manifest
 CLOCKS_DIFFER_S = 1.0  # that of the system's table of processes, and that of the program
 NO_TRACE = "there is no trace of this run that could be read; manifest.json and given_up say why"
 
@@ -111,9 +110,9 @@ def analysis_of(manifest: "CaptureManifest") -> Analysis:
 
 def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verdict: Verdict | None) -> dict[str, Any]:
     """Return the summary of the run: its stages, the verdicts on it and on its trace, and what was given up."""
-    given_up = [asdict(remark) for remark in times.remarks]
+    given_up = [msgspec.structs.asdict(remark) for remark in times.remarks]
     if manifest:
-        given_up += [asdict(downgrade) for downgrade in manifest.downgrades]
+        given_up += [msgspec.structs.asdict(downgrade) for downgrade in manifest.downgrades]
     return {
         "schema_version": SCHEMA_VERSION,
         **_of_process(times),
@@ -125,7 +124,7 @@ def summary_document(times: StageTimes, manifest: "CaptureManifest | None", verd
         "trace_reason": None if verdict else NO_TRACE,
         "profiler_s": manifest.seconds if manifest else None,
         "given_up": given_up,
-        "unavailable": [asdict(missing) for missing in manifest.unavailable] if manifest else [],
+        "unavailable": [msgspec.structs.asdict(missing) for missing in manifest.unavailable] if manifest else [],
     }
 
 
@@ -144,13 +143,10 @@ def _of_process(times: StageTimes) -> dict[str, Any]:
 
 
 def trace_verdict_of(summary: Any) -> Verdict | None:
-    """Return the verdict on the trace that stands in a summary, None where there is none that can be read.
-
-    Until version 0.2 it stood under `verdict`, and the one on the run under `training_verdict`.
-    """
+    """Return the verdict on the trace that stands in a summary, None where there is none that can be read."""
     try:
-        found = summary["verdict"] if "training_verdict" in summary else summary["trace_verdict"]
-        return Verdict.from_dict(found) if found else None
+        verdict = summary["trace_verdict"]
+        return Verdict.from_dict(verdict) if verdict else None
     except (LookupError, TypeError, ValueError):
         return None
 
@@ -188,13 +184,13 @@ def remove_earlier(place: RunFiles) -> str | None:
 def goes_on(times: StageTimes) -> bool:
     """Tell whether a process that may be alive writes these; a later one may have got its number.
 
-    One elsewhere, or nobody knows where, counts as alive until it has written nothing for a day.
+    One on another host counts as alive until it has written nothing for a day.
     """
     if times.status != "running":
         return False
-    if times.host != host_id() and time.time() - (times.written_unix_s or times.started_unix_s or 0.0) < SILENT_S:
-        return True
-    if times.pid is None or times.host not in (None, host_id()):
+    if times.host != host_id():
+        return time.time() - (times.written_unix_s or times.started_unix_s or 0.0) < SILENT_S
+    if times.pid is None:
         return False
     import psutil  # takes 10 ms, and is needed after a run alone that was killed or goes on
 
@@ -210,14 +206,14 @@ def _recorded(place: RunFiles) -> Iterator[Path]:
     """Yield what a recording leaves under fixed names, and what its manifest names in this folder."""
     yield from (place.path(name) for name in (TRACE, OP_STATS))
     yield from place.folder.glob(place.path(CYCLES).name)
+    from boundby.capture import CaptureManifest
+
     try:
-        document = files.read_json(place.path(MANIFEST))
-        parts = [document, *document.get("cycles", ())]
-        named = [Path(part[key]) for part in parts for key in PATHS if part.get(key)]
-    except (OSError, ValueError, TypeError, AttributeError):
+        manifest = files.read_as(place.path(MANIFEST), CaptureManifest)
+    except (OSError, ValueError):
         return
     here = place.folder.absolute()
-    yield from (path for path in named if path.absolute().parent == here)
+    yield from (path for path in manifest.files if path.absolute().parent == here)
 
 
 CHROME_TRACE = "chrome_trace.json"
@@ -316,7 +312,7 @@ def _told(place: RunFiles, times: StageTimes) -> Told:
     try:
         return msgspec.convert(files.read_json(place.path(SUMMARY)), Told)
     except (OSError, ValueError):
-        return Told([asdict(remark) for remark in times.remarks])
+        return Told([msgspec.structs.asdict(remark) for remark in times.remarks])
 
 
 def _versions(folder: Path) -> list[tuple[str, int, int]]:

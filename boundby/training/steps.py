@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit
 
-from boundby.compare import independent
-from boundby.stats import CONFIDENCE, WIDENING
+from boundby.bound import Bound
+from boundby.timing import CONFIDENCE, WIDENING, independent
 from boundby.training.records import ABSENT, UNUSUAL, StageTimes
-from boundby.verdict import Bound
 
 IN_NO_STAGE = "(in no stage)"
 NS_PER_S = 1e9

@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 
 from boundby import files
-from boundby.remarks import Remarks
+from boundby.capture import Remarks
 from boundby.training.aggregate import Aggregator, Ring
 from boundby.training.records import Kind, Processes, Rank, StageTimes, bytes_of
 
 DOCUMENT, LOG = "stage_times.json", "stage_log.jsonl"
+OF_LOG = "log of stage times"  # in remarks
 COST = 200  # the time between two documents, at least, in times of what one takes: half a percent
 LONGEST_WAIT_S = 10.0  # for a disk that hangs, at the end
 
@@ -48,8 +49,8 @@ class RunLine(msgspec.Struct, tag_field="kind", tag="run", frozen=True):
     started_unix_s: float | None
     first_step: int
     device: str | None
-    host: str | None = None
-    launcher: int | None = None
+    host: str
+    launcher: int | None
 
 
 class RowsLine(msgspec.Struct, tag_field="kind", tag="rows", frozen=True):
@@ -166,18 +167,23 @@ class Writer:
         header = RunLine(*(getattr(times, name) for name in RunLine.__struct_fields__))
         self._document = folder / file_name(DOCUMENT, *place)
         self._log = Log(folder / file_name(LOG, *place), self._sums, header, self._pace)
-        self._guarded("log of stage times", self._log.begin)
-        self._guarded(DOCUMENT, self._write_document)
+        with self._remarks.guard(OF_LOG):
+            self._log.begin()
+        with self._remarks.guard(DOCUMENT):
+            self._write_document()
         if in_background:
             self._thread = threading.Thread(target=self._run, name="boundby-stage-writer", daemon=True)
-            self._guarded("log of stage times", self._thread.start)
+            with self._remarks.guard(OF_LOG):
+                self._thread.start()
 
     def flush(self) -> None:
         """Append to the log, and write the document if that is due."""
         with self._writing:
-            self._guarded("log of stage times", self._flush_log)
+            with self._remarks.guard(OF_LOG):
+                self._flush_log()
             if monotonic() >= self._document_due:
-                self._guarded(DOCUMENT, self._write_document)
+                with self._remarks.guard(DOCUMENT):
+                    self._write_document()
 
     def stop(self) -> None:
         """Write what is left, and end the thread."""
@@ -201,7 +207,7 @@ class Writer:
         if self._log:
             self._log.flush(self._held)
             if self._log.is_full:
-                self._remarks.add("log of stage times", "it has reached its largest size; the document goes on")
+                self._remarks.add(OF_LOG, "it has reached its largest size; the document goes on")
 
     def _write_document(self) -> None:
         began = monotonic()
@@ -209,9 +215,3 @@ class Writer:
             files.write_bytes(self._document, bytes_of(self._times()))
         now = monotonic()
         self._document_due = now + max(self._pace.document_s, COST * (now - began))
-
-    def _guarded(self, what: str, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:
-            self._remarks.add(what, error)

@@ -6,15 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from boundby.environment import host_id
-from boundby.remarks import Remarks, Say, summary
+from boundby.capture import Guard, Remarks, Say, summary
+from boundby.machine import host_id
 from boundby.training.aggregate import CAPACITY, MOST_NAMES, Aggregator
-from boundby.training.recorder import ENOUGH_EVENTS, MOST_EVENTS, DeviceClock, Event, Hooks, Marks, StageRecorder
+from boundby.training.recorder import DeviceClock, Hooks, Marks, StageRecorder
 from boundby.training.records import Kind, StageTimes, Status
 from boundby.training.store import Pace, Writer
 
@@ -72,6 +71,7 @@ class StageTimer:
         self._writer: Writer | None = None
         self._blocks: dict[str, Block] = {}  # they hold nothing of their own, so each can be entered again
         self._failures = 0
+        self.guard = Guard(self._failed)
         self._first_step = 0
         self._started_unix_s: float | None = None
         self._status: Status = "running"
@@ -95,7 +95,8 @@ class StageTimer:
             self._first_step = first_step
             self._pid, self._launcher = os.getpid(), os.getppid()
             atexit.register(self._stop_at_exit)
-            self._attempt(self._begin_run)
+            with self.guard:
+                self._begin_run()
         elif self._is_stopped:
             self.remarks.add("stage timer", ENDED)
 
@@ -106,36 +107,30 @@ class StageTimer:
             return
         self.recorder, self._ended, self._is_stopped = None, recorder, True
         atexit.unregister(self._stop_at_exit)
-        try:
+        with self.remarks.guard("stage times"):
             recorder.finish()
             self._status = "finished" if error is None else "failed"
             self._error = None if error is None else summary(error)
-        except Exception as failure:
-            self.remarks.add("stage times", failure)
         if self._writer:
             self._writer.stop()
 
     def step(self, number: int | None = None) -> None:
         """Take note that a step has ended, which had this number."""
-        recorder = self.recorder
-        if recorder is None:
-            return
-        try:
-            now, here, events = recorder.clock(), recorder.thread.state, recorder.events
-            recorder.note(("end_step", here, now, number, None))
-            if len(events) > ENOUGH_EVENTS:
-                recorder.settle()
-                events.append(("restart_step", here, recorder.clock(), None, None))
-        except Exception as error:
-            self.failed(error)
+        if self.recorder is not None:
+            with self.guard:
+                self.recorder.end_step(number)
 
     def restart_step(self) -> None:
         """Let the current step begin now: the time since the last one ended counts for no step and no span."""
-        self._note(lambda recorder: ("restart_step", recorder.thread.state, recorder.clock(), None, None))
+        if self.recorder is not None:
+            with self.guard:
+                self.recorder.restart_step()
 
     def disturb(self) -> None:
         """Keep the step that runs out of the summaries: something else slows it down, such as a profiler."""
-        self._note(lambda recorder: ("disturb", recorder.thread.state, recorder.clock(), None, None))
+        if self.recorder is not None:
+            with self.guard:
+                self.recorder.disturb()
 
     def stage(self, name: str) -> "Block":
         """Return a context that times its block as a stage."""
@@ -184,39 +179,39 @@ class StageTimer:
 
     def forget(self, name: str) -> None:
         """Take back the begin of the innermost stage, if it has this name: it turned out not to be one."""
-        self._note(lambda recorder: ("forget", recorder.thread.state, recorder.clock(), name, None))
+        if self.recorder is not None:
+            with self.guard:
+                self.recorder.forget(name)
 
     def metrics(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Add numbers of a step, such as loss, samples and tokens; of the one that runs, if `step` is None.
 
         A tensor on another device than the CPU is left out: to read it, the program would have to wait.
         """
-        if self.recorder is None:
-            return
-        try:
-            items = list(values.items())
-        except Exception as error:
-            self.remarks.add("metrics", error)
+        recorder = self.recorder
+        if recorder is None:
             return
         plain: list[tuple[str, float]] = []
-        for name, value in items:
-            try:
-                plain.append((name, plain_number(value)))
-            except Exception as error:
-                self.remarks.add(f"metric {name}", error)
-        self._note(lambda recorder: ("metrics", recorder.thread.state, recorder.clock(), plain, step))
+        with self.remarks.guard("metrics"):
+            for name, value in values.items():
+                with self.remarks.guard(f"metric {name}"):
+                    plain.append((name, plain_number(value)))
+        with self.guard:
+            recorder.metrics(plain, step)
 
     def flush(self) -> None:
         """Write what has gathered, as happens by itself every second."""
         if self.recorder and self._writer and os.getpid() == self._pid:
-            self._attempt(self.recorder.settle)
+            with self.guard:
+                self.recorder.settle()
             self._writer.flush()
 
     def snapshot(self) -> StageTimes:
         """Return everything known up to now."""
         recorder = self.recorder
         if recorder:
-            self._attempt(partial(recorder.settle, must=True))
+            with self.guard:
+                recorder.settle(must=True)
         recorder = recorder or self._ended
         with recorder.held() if recorder else contextlib.nullcontext():
             return self._snapshot(recorder)
@@ -250,12 +245,12 @@ class StageTimer:
 
     @property
     def is_excluded(self) -> bool:
-        """Tell whether something excluded is open in this thread, as far as events have been understood."""
+        """Tell whether something excluded is open in this thread."""
         return self.recorder is not None and self.recorder.thread.state.is_excluded
 
     def _begin_run(self) -> None:
         device = DeviceClock(self.marks, self.remarks)
-        recorder = StageRecorder(self._aggregator, device, self.clock, self.failed, self.hooks, self.remarks)
+        recorder = StageRecorder(self._aggregator, device, self.clock, self.hooks, self.remarks)
         self._first_step = recorder.begin_at(self._first_step)
         self.recorder = recorder
         if self._folder is not None:
@@ -274,24 +269,7 @@ class StageTimer:
         recorder = recorder or self._ended
         return recorder.held() if recorder else contextlib.nullcontext()
 
-    def _note(self, event: Callable[[StageRecorder], Event]) -> None:
-        recorder = self.recorder
-        if recorder is None:
-            return
-        try:
-            recorder.note(event(recorder))
-            if len(recorder.events) > MOST_EVENTS:
-                recorder.settle()
-        except Exception as error:
-            self.failed(error)
-
-    def _attempt(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:
-            self.failed(error)
-
-    def failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         """Note a failure of the timer's own."""
         self._failures += 1
         self.remarks.add("stage times", error)
@@ -312,14 +290,9 @@ class Block:
 
     def __enter__(self) -> None:
         recorder = self._timer.recorder
-        if recorder is None:
-            return
-        try:
-            recorder.note(("begin", recorder.thread.state, recorder.clock(), self._name, self._kind))
-            if len(recorder.events) > MOST_EVENTS:
-                recorder.settle()
-        except Exception as error:
-            self._timer.failed(error)
+        if recorder is not None:
+            with self._timer.guard:
+                recorder.begin(self._name, self._kind)
 
     def __exit__(
         self,
@@ -328,15 +301,9 @@ class Block:
         traceback: TracebackType | None = None,
     ) -> None:
         recorder = self._timer.recorder
-        if recorder is None:
-            return
-        try:
-            now = recorder.clock()
-            recorder.note(("end", recorder.thread.state, now, self._name, kind is not None))
-            if len(recorder.events) > MOST_EVENTS:
-                recorder.settle()
-        except Exception as failure:
-            self._timer.failed(failure)
+        if recorder is not None:
+            with self._timer.guard:
+                recorder.end(self._name, raised=kind is not None)
 
 
 def plain_number(value: Any) -> float:

@@ -1,28 +1,9 @@
-"""The work of a forward: FLOPs and bytes by operator as eager torch does them, and what a formula says they should be.
+"""What a forward has to do: FLOPs and bytes by operator, and the least time that limits allow for them.
 
-`counter` watches a call, `operators` knows what one operator does, `transformer` has the formulas and the work that
-would remain without padding.
+In: a call, or the sizes of a transformer. Out: work by operator as eager torch does it, what a formula says it
+should be, the work that padding adds, and the roofline's least time.
 """
 
-from boundby.work.counter import OperatorWork, Work, count, count_by
-from boundby.work.operators import UnknownWorkError
-from boundby.work.transformer import (
-    LengthCost,
-    TransformerShape,
-    fit_length_cost,
-    transformer_flops,
-    transformer_shape,
-)
+from boundby import hand_on
 
-__all__ = [
-    "LengthCost",
-    "OperatorWork",
-    "TransformerShape",
-    "UnknownWorkError",
-    "Work",
-    "count",
-    "count_by",
-    "fit_length_cost",
-    "transformer_flops",
-    "transformer_shape",
-]
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

@@ -5,28 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from msgspec.structs import replace
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from boundby.work import operators
+from boundby.work.roofline import OperatorLoad, Shapes
 
-Shapes = tuple[tuple[int, ...], ...]
 Owner = TypeVar("Owner", bound=Hashable)
-
-
-@dataclass(frozen=True)
-class OperatorWork:
-    """What all calls of one operator with the same shapes of its input tensors did. Without a clock no seconds."""
-
-    name: str  # "aten::addmm", as the profiler calls it
-    shapes: Shapes  # of every tensor argument in order, those in lists too
-    calls: int
-    flops: int
-    bytes: int  # read and written
-    given_bytes: int  # of those, read from what was there before the call: parameters, buffers, inputs
-    new_bytes: int  # of those, written to memory that the operator allocated
-    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -37,21 +23,21 @@ class Work:
     call and is read or changed, and what the call returns, each once.
     """
 
-    operators: tuple[OperatorWork, ...]
+    operators: tuple[OperatorLoad, ...]
     least_bytes: int
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> float:
         """FLOPs of all operators."""
         return sum(operator.flops for operator in self.operators)
 
     @property
-    def bytes(self) -> int:
+    def bytes(self) -> float:
         """Bytes that all operators read and write."""
         return sum(operator.bytes for operator in self.operators)
 
     @property
-    def calls(self) -> int:
+    def calls(self) -> float:
         """Calls of operators that do work: views, queries and bare allocations are none."""
         return sum(operator.calls for operator in self.operators)
 
@@ -69,7 +55,7 @@ def count(call: Callable[[], object], *, clock: Callable[[], float] | None = Non
 
 def count_by(
     call: Callable[[], object], owner: Callable[[], Owner], *, clock: Callable[[], float] | None = None
-) -> tuple[dict[Owner, tuple[OperatorWork, ...]], int]:
+) -> tuple[dict[Owner, tuple[OperatorLoad, ...]], int]:
     """Count as `count` does, separately for each owner; return each one's operators and the call's `least_bytes`.
 
     `owner` is asked at every operator whose work it is: the module that is running, for example.
@@ -81,89 +67,40 @@ def count_by(
         raise operators.UnknownWorkError(
             "the call ran no operator that torch shows (a captured CUDA graph?); count the eager model"
         )
-    return counter.work(), counter.least_bytes(result)
+    work = {owner: tuple(loads.values()) for owner, loads in counter.loads.items()}
+    return work, counter.footprint.bytes(result)
 
 
-@dataclass
-class _Tally:
-    calls: int = 0
-    flops: int = 0
-    bytes: int = 0
-    given_bytes: int = 0
-    new_bytes: int = 0
-    seconds: float = 0.0
-
-
-class _Counter(TorchDispatchMode, Generic[Owner]):  # type: ignore[no-untyped-call]
-    """Sees every operator that torch dispatches while it is entered."""
-
-    supports_higher_order_operators = True  # so that they come here and are refused by name
+class _Counter(operators.Watching, Generic[Owner]):  # type: ignore[no-untyped-call]
+    """Adds up what every operator does."""
 
     def __init__(self, clock: Callable[[], float] | None, owner: Callable[[], Owner]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.is_used = False
+        self.loads: dict[Owner, dict[tuple[str, Shapes], OperatorLoad]] = {}
+        self.footprint = _Footprint()
         self._clock, self._owner = clock, owner
-        self._tallies: dict[Owner, dict[tuple[str, Shapes], _Tally]] = {}
-        self._footprint = _Footprint()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.is_used = True
-        if isinstance(func, HigherOrderOperator):
-            name = func.name()  # type: ignore[no-untyped-call]
-            text = f"the work of {name} is not known; count a model whose attention is sdpa or eager"
-            raise operators.UnknownWorkError(text)
-        if any(kind is not torch.Tensor for kind in types):  # a plain one is named where gradients are recorded
-            return NotImplemented  # a subclass of Tensor takes the operator apart, and the parts come here
-        if operators.is_composite(func):  # in inference mode they come whole
-            with self:
-                return operators.run_parts(func, args, kwargs)
-        return self._run(func, args, kwargs)
-
-    def work(self) -> dict[Owner, tuple[OperatorWork, ...]]:
-        """Return what was counted, by owner."""
-        return {
-            owner: tuple(self._entry(name, shapes, tally) for (name, shapes), tally in tallies.items())
-            for owner, tallies in self._tallies.items()
-        }
-
-    def least_bytes(self, result: object) -> int:
-        """Return the least bytes that the call must touch; `result` is what it returned."""
-        return self._footprint.bytes(result)
-
-    def _entry(self, name: str, shapes: Shapes, tally: _Tally) -> OperatorWork:
-        values = (tally.calls, tally.flops, tally.bytes, tally.given_bytes, tally.new_bytes)
-        return OperatorWork(name, shapes, *values, tally.seconds if self._clock else None)
-
-    def _run(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         inputs = list(operators.tensors_in([args, list(kwargs.values())]))
         if not operators.does_work(func):
             out = func(*args, **kwargs)
-            self._footprint.follow(inputs, out)
+            self.footprint.follow(inputs, out)
             return out
-        shapes = tuple(
-            tuple(tensor.shape) for tensor in inputs
-        )  # before the call: one given as `out` may change its shape
+        shapes = operators.shapes_of(inputs)  # before the call: one given as `out` may change its shape
         start = self._clock() if self._clock else 0.0
         out = func(*args, **kwargs)
-        seconds = self._clock() - start if self._clock else 0.0
-        reads, writes = operators.reads(func, args, kwargs, out), operators.writes(func, args, kwargs, out)
+        seconds = self._clock() - start if self._clock else None
         taken = {operators.storage(tensor) for tensor in inputs}
-        flops = operators.flops(func, args, kwargs, out)
-        cost = operators.cost(flops, reads, writes, taken, self._footprint.made)
-        tallies = self._tallies.setdefault(self._owner(), {})
-        tally = tallies.setdefault((func._schema.name, shapes), _Tally())
-        tally.calls += 1
-        tally.flops += cost.flops
-        tally.bytes += cost.bytes
-        tally.given_bytes += cost.given_bytes
-        tally.new_bytes += cost.new_bytes
-        tally.seconds += seconds
-        self._footprint.follow(inputs, out)
-        self._footprint.touch("read", reads)
-        self._footprint.touch("written", writes)
+        accesses = operators.Accesses.of(func, args, kwargs, out, taken, self.footprint.made)
+        name = func._schema.name
+        load = replace(accesses.load(name, shapes, operators.flops(func, args, kwargs, out)), seconds=seconds)
+        loads = self.loads.setdefault(self._owner(), {})
+        loads[name, shapes] = loads[name, shapes] + load if (name, shapes) in loads else load
+        self.footprint.follow(inputs, out)
+        self.footprint.touch("read", accesses.read)
+        self.footprint.touch("written", accesses.written)
         return out
 
 
@@ -172,9 +109,8 @@ class _Footprint:
 
     def __init__(self) -> None:
         self.made: set[int] = set()  # storages that operators of the call allocated
-        self._views: dict[
-            tuple[str, int], dict[tuple[object, ...], int]
-        ] = {}  # bytes touched, by view, of each other storage
+        # bytes touched, by view, of each other storage
+        self._views: dict[tuple[str, int], dict[tuple[object, ...], int]] = {}
         self._sizes: dict[int, int] = {}  # bytes of those storages
 
     def follow(self, inputs: Sequence[torch.Tensor], out: Any) -> None:

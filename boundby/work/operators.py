@@ -13,8 +13,11 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from boundby.work.roofline import OperatorLoad, Shapes
 
 Access = tuple[torch.Tensor, int]  # a tensor, and how many of its bytes are read or written
 
@@ -29,24 +32,56 @@ ACCUMULATES = ("addmm", "addmv", "baddbmm")  # beta * self + product: with beta 
 PRODUCTS = re.compile(r"\w*mm|mv|addmv|v?dot|matmul|linear|conv(\dd|olution)?|attention|rnn|lstm|gru|encoder|fft|cdist")
 
 
+class Watching(TorchDispatchMode):
+    """Sees every operator that torch dispatches while it is entered, composite ones by their parts; `run` runs it."""
+
+    supports_higher_order_operators = True  # so that they come here and are refused by name
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            name = func.name()  # type: ignore[no-untyped-call]
+            text = f"the work of {name} is not known; use a model whose attention is sdpa or eager"
+            raise UnknownWorkError(text)
+        if any(kind is not torch.Tensor for kind in types):  # a plain one is named where gradients are recorded
+            return NotImplemented  # a subclass of Tensor takes the operator apart, and the parts come here
+        if is_composite(func):  # in inference mode they come whole
+            with self:
+                return run_parts(func, args, kwargs)
+        return self.run(func, args, kwargs)
+
+    def run(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the operator returns."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Cost:
-    """FLOPs of one call, the bytes it reads and writes, and which of these were given before or are allocated by it."""
+class Accesses:
+    """What one call reads and writes; `taken` are the storages of its tensors, `made` those made since the start."""
 
-    flops: int
-    bytes: int
-    given_bytes: int
-    new_bytes: int
+    read: Sequence[Access]
+    written: Sequence[Access]
+    taken: Set[int]
+    made: Set[int]
 
+    @classmethod
+    def of(
+        cls, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, taken: Set[int], made: Set[int]
+    ) -> "Accesses":
+        """Return those of a call that returned `out`."""
+        return cls(reads(func, args, kwargs, out), writes(func, args, kwargs, out), taken, made)
 
-def cost(flops: int, read: Sequence[Access], written: Sequence[Access], taken: Set[int], made: Set[int]) -> Cost:
-    """Return what one call costs; `taken` are the storages of its tensors, `made` those made since the start."""
-    return Cost(
-        flops=flops,
-        bytes=sum(moved for _, moved in (*read, *written)),
-        given_bytes=sum(moved for tensor, moved in read if storage(tensor) not in made),
-        new_bytes=sum(moved for tensor, moved in written if storage(tensor) not in taken),
-    )
+    def load(self, name: str, shapes: Shapes, flops: int) -> OperatorLoad:
+        """Return what the call did."""
+        moved = sum(moved for _, moved in (*self.read, *self.written))
+        given = sum(moved for tensor, moved in self.read if storage(tensor) not in self.made)
+        new = sum(moved for tensor, moved in self.written if storage(tensor) not in self.taken)
+        return OperatorLoad(name, 1, flops, given, moved - given, new, shapes=shapes)
 
 
 def storage(tensor: torch.Tensor) -> int:
@@ -142,9 +177,15 @@ def writes(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out
 
     An operator that changes scattered parts of a tensor (index_put_, scatter_) counts as changing all of it.
     """
-    changed = [value for argument, value in _bound(func, args, kwargs) if _is_written(argument)]
-    accesses = {id(tensor): (tensor, nbytes(tensor)) for tensor in tensors_in([changed, out])}
+    changed = [*tensors_in(written(func, args, kwargs)), *tensors_in(out)]
+    accesses = {id(tensor): (tensor, nbytes(tensor)) for tensor in changed}
     return list(accesses.values())
+
+
+def written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that the operator writes to in place."""
+    bound = _bound(func, args, kwargs)
+    return [value for argument, value in bound if argument.alias_info is not None and argument.alias_info.is_write]
 
 
 def nbytes(tensor: torch.Tensor) -> int:
@@ -161,6 +202,11 @@ def nbytes(tensor: torch.Tensor) -> int:
     return min(distinct, span) * tensor.element_size()
 
 
+def shapes_of(tensors: Sequence[torch.Tensor]) -> Shapes:
+    """Return the shapes of tensors."""
+    return tuple(tuple(tensor.shape) for tensor in tensors)
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of an argument or a result, in order, out of lists too."""
     if isinstance(value, torch.Tensor):
@@ -175,10 +221,6 @@ def _bound(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     arguments = func._schema.arguments
     named = {argument.name: argument for argument in arguments}
     return [*zip(arguments, args, strict=False), *((named[name], value) for name, value in kwargs.items())]
-
-
-def _is_written(argument: torch.Argument) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _ignores_first(name: str, kwargs: Mapping[str, Any]) -> bool:

@@ -118,8 +118,8 @@ def head(config: pytest.Config) -> dict[str, Any] | str:
 def _card() -> dict[str, Any] | str:
     import torch
 
-    from boundby import environment
-    from boundby.device import built_for, describe
+    from boundby.machine import environment
+    from boundby.machine.device import built_for, describe
 
     if not torch.cuda.is_available():
         return f"no GPU that torch {torch.__version__} ({built_for()}) sees: run this on a machine with one"

@@ -13,9 +13,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification
 
-from boundby.device import device_queue, has_bfloat16_products, runtime, synchronizer
 from boundby.inference import PredictorOptions, collate, tokenize
-from boundby.timer import Timer
+from boundby.machine.device import device_queue, has_bfloat16_products, runtime, synchronizer
+from boundby.timing.timer import Timer
 
 MAX_LENGTH = 512
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from boundby import ceilings
-from boundby.device import Allocator, gpu_source, release_memory
-from boundby.energy import LONGEST_TICK_S
-from boundby.sampler import DriverSource, Sampler
-from boundby.timer import QUEUE_DEPTH
+from boundby.machine import ceilings
+from boundby.machine.device import Allocator, gpu_source, release_memory
+from boundby.machine.energy import LONGEST_TICK_S
+from boundby.machine.sampler import DriverSource, Sampler
+from boundby.timing.timer import QUEUE_DEPTH
 
 MIB = 2**20
 
@@ -128,15 +128,16 @@ def test_peak_of_memory(card, measured):
     reason="a call that reads from the device cannot be captured; after it memory and streams are as before",
 )
 def test_broken_capture(card, measured):
-    from boundby.judgement import IDLE_DEVICE
-    from boundby.trials import graph_replay, try_out
+    from boundby.bound.bench import Bench
+    from boundby.bound.judgement import IDLE_DEVICE
+    from boundby.bound.trials import graph_replay, try_out
 
     one = torch.ones(1, device=card.device)
 
     def reads() -> object:
         return one.add_(1).item()
 
-    found = try_out(reads, [graph_replay(reads, IDLE_DEVICE)], card.timer, budget_s=20.0)
+    found = try_out(reads, [graph_replay(reads, IDLE_DEVICE)], Bench(card.timer, trials_s=20.0))
     before = card.runtime.memory_reserved(card.device)
     torch.empty(64 * MIB, dtype=torch.uint8, device=card.device)
     release_memory(card.device)

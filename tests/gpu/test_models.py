@@ -9,20 +9,21 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2Model
 
-from boundby import ceilings
-from boundby.attention_mask import unread
-from boundby.device import describe
-from boundby.device_time import DeviceTimer
+from boundby.bound.bench import Bench
+from boundby.bound.device_time import DeviceTimer
+from boundby.bound.judgement import IDLE_DEVICE
+from boundby.bound.trials import graph_replay, try_out
 from boundby.inference import PRECISIONS, Predictor, collate, forward, one_by_one
 from boundby.inference.fused import MOST_DIFFERENCE
 from boundby.inference.packing import has_varlen
 from boundby.inference.reference import in_dtype
 from boundby.inference.strategies import HALF
-from boundby.judgement import IDLE_DEVICE
 from boundby.layers.engine import ObservabilityEngine
-from boundby.trials import graph_replay, try_out
+from boundby.machine import ceilings
+from boundby.machine.device import describe
 from boundby.work import transformer_flops, transformer_shape
-from utils.profiler import InferenceProfiler
+from boundby.work.attention_mask import unread
+from utils.baseline.inference import InferenceProfiler
 
 MEASURED = {"ok", "noisy"}  # in so few seconds an interval may be wide
 WHOLE_SET = 369_475  # texts of the pod's dataset
@@ -67,7 +68,7 @@ def test_graph_replay_of_a_padded_batch(card, measured):
     ready = unread(model, inputs) or inputs
     with torch.inference_mode():
         made = graph_replay(lambda: model(**ready), IDLE_DEVICE)
-        found = try_out(lambda: model(**inputs), [made], card.timer, budget_s=20.0)
+        found = try_out(lambda: model(**inputs), [made], Bench(card.timer, trials_s=20.0))
     problems = [each.reason for each in found.untried] + [doubt.text for doubt in found.doubts]
     measured(found.trials[0].measured.value if found.trials else None, problems=problems)
 

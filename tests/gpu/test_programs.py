@@ -96,17 +96,16 @@ def test_a_gpu_that_is_lost_in_the_sweep(tmp_path, measured):
     measured(is_right.count(False), exit=done.returncode, said=errors or last_line(done))
 
 
-@pytest.mark.parametrize("framework", ["trainer", "lightning"])
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
 @pytest.mark.gpu(
     low=1,
     high=1,
     unit="recordings",
-    reason="thirty steps of training with the callback leave one",
+    reason="the example of the callback leaves one",
     limit_s=LIMIT_S,
 )
 def test_callback(tmp_path, measured, card, framework):
-    options = ["--profiler", "on", "--framework", framework, "--steps", 30, "--output", tmp_path / "run"]
-    done = program(sys.executable, "scripts/profile_training.py", *options)
+    done = program(sys.executable, f"examples/train_with_{framework}.py", tmp_path)
     if done.returncode == LACKING:
         card.lacks(last_line(done))
     recorded = [path for path in tmp_path.rglob("*stage_times.json") if path.stat().st_size]

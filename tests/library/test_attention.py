@@ -7,8 +7,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from boundby.attention import attention_backend, backend_of
-from boundby.known import Missing
+from boundby.bound.attention import attention_backend, backend_of
+from boundby.formatting import Missing
 from tests.gpu_double import A100, H100, T4, plugged_in
 
 STATES = torch.ones(2, 4, 8, 16)

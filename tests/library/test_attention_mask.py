@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from boundby.attention_mask import ready_mask, unread
 from boundby.inference import Tokens
 from boundby.inference.precision import PRECISIONS
 from boundby.inference.strategies import Padded
+from boundby.work.attention_mask import ready_mask, unread
 from tests.classifiers import bert, qwen2
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 0, 0], [5, 6, 0, 0, 0, 0]])

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,15 +9,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boundby import bottleneck as module
-from boundby.bottleneck import Extras, bottleneck, counted_quietly, loads
-from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.roofline import Interval
-from boundby.stats import estimate
-from boundby.timer import Timer
-from boundby.trials import Candidate, Made
-from boundby.verdict import Doubt, Fix, Gain, Verdict
+from boundby.bound import analysis as module
+from boundby.bound.analysis import Call, Machine, bottleneck, counted_quietly, loads
+from boundby.bound.bench import Bench
+from boundby.bound.judgement import Evidence
+from boundby.bound.trials import Candidate, Made
+from boundby.bound.verdict import Doubt, Fix, Gain, Verdict
+from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.timing.stats import estimate
+from boundby.timing.timer import Timer
 from boundby.work import count
+from boundby.work.roofline import Interval
 from tests.fakes import FakeClock, FakeThreads, FakeWatch, QueuedDevice
 
 FORWARD_S = 2.0**-4
@@ -26,7 +27,6 @@ LEFT, RIGHT = torch.ones(16, 16), torch.ones(16, 16)
 PRODUCT_FLOPS = 2 * 16**3
 ADDITION_BYTES = 3 * 4 * 16**2
 FLOAT32 = "float32"
-NO_REPLAY = Extras(replay_s=0.0)
 
 
 class OperatorsTake(TorchDispatchMode):
@@ -74,9 +74,11 @@ def addition() -> None:
 
 def judged(clock, seconds, work, ceilings, shared=True, **options):
     """Return the verdict on `work` whose operators take `seconds`."""
-    settings: dict[str, Any] = {"timer": Timer(clock), "watch": FakeWatch(), "extras": NO_REPLAY, **options}
+    watch: Any = options.pop("watch", FakeWatch())
     with OperatorsTake(clock, seconds, shared):
-        return bottleneck(work, ceilings, FLOAT32, **settings)
+        return bottleneck(
+            Call(work, **options), Machine(ceilings, FLOAT32), Bench(Timer(clock), watch=watch, replay_s=0.0)
+        )
 
 
 @pytest.mark.parametrize(("share", "bound"), [(0.75, "compute"), (0.25, "under_utilised")])
@@ -152,7 +154,8 @@ def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(clock, 
 
 def test_a_dtype_without_ceilings_is_inconclusive_and_work_that_cannot_be_counted_refused(clock):
     with OperatorsTake(clock, {"aten::mm": FORWARD_S}):
-        found = bottleneck(product, machine(), "float16", timer=Timer(clock), watch=FakeWatch(), extras=NO_REPLAY)
+        watch: Any = FakeWatch()
+        found = bottleneck(Call(product), Machine(machine(), "float16"), Bench(Timer(clock), watch=watch, replay_s=0.0))
     assert (found.bound, found.share_of_limit) == ("inconclusive", None)
     assert [doubt.kind for doubt in found.doubts] == ["ceilings"]
     with pytest.raises(ValueError, match=r"FLOPs of aten::_fft_\w+ are not known"):
@@ -161,7 +164,7 @@ def test_a_dtype_without_ceilings_is_inconclusive_and_work_that_cannot_be_counte
 
 def test_fixes_of_the_caller_stand_among_the_gains(clock):
     own = Fix("other", {"words": "use half the layers"})
-    found = compute_bound(clock, gains=[Gain(own, 2.0, "arithmetic")])
+    found = compute_bound(clock, known=Evidence(gains=[Gain(own, 2.0, "arithmetic")]))
     assert [gain.fix for gain in found.gains] == [own, Fix("better_kernels")]
 
 
@@ -170,10 +173,10 @@ def device(clock):
     return QueuedDevice(clock)
 
 
-def judged_on(device: QueuedDevice, work: Callable[[], object], flops_per_s: float) -> Verdict:
-    timer = Timer(device.clock, device.synchronize)
+def judged_on(device: QueuedDevice, work: Callable[[], object], flops_per_s: float, **known: Any) -> Verdict:
     watch: Any = FakeWatch()
-    return bottleneck(work, machine(flops_per_s), FLOAT32, timer=timer, queue=device, watch=watch, extras=NO_REPLAY)
+    bench = Bench(Timer(device.clock, device.synchronize), device, watch, replay_s=0.0)
+    return bottleneck(Call(work, **known), Machine(machine(flops_per_s), FLOAT32), bench)
 
 
 @pytest.mark.parametrize(
@@ -233,8 +236,7 @@ def test_the_device_s_time_is_that_of_the_call_that_does_not_wait_for_it(device,
         device.issue(2.0**-12, 2.0**-5)
 
     monkeypatch.setattr(module, "graph_replay", lambda *_: Candidate(Fix("issue_at_once"), lambda: None))
-    monkeypatch.setitem(globals(), "NO_REPLAY", replace(NO_REPLAY, bare=bare))
-    found = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5)
+    found = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5, bare=bare)
     assert any("the device computes for 31.25" in line for line in found.evidence) == is_taken
 
 

@@ -1,6 +1,5 @@
 """Captures of small models on the CPU, and what happens when the profiler or the model fails."""
 
-import dataclasses
 import gc
 import gzip
 import json
@@ -81,7 +80,7 @@ def test_a_good_capture_has_no_remarks_a_trace_for_viewers_and_stacks_through_th
     assert (captured.steps_expected, captured.steps_recorded, captured.activities) == (STEPS, STEPS, ("CPU",))
     assert (captured.downgrades, captured.warnings) == ((), ())
     assert captured.trace_bytes == captured.trace_path.stat().st_size
-    assert json.loads(files.encode_json(dataclasses.asdict(captured)))["trace_path"] == str(captured.trace_path)
+    assert json.loads(files.encode_json(captured))["trace_path"] == str(captured.trace_path)
     assert [remark.what for remark in captured.unavailable] == ["device events", "memory snapshot"]  # on a CPU
     assert sorted(path.name for path in captured.trace_path.parent.iterdir()) == ["stacks.txt", "trace.json.gz"]
     complete = [event for event in json.loads(trace_in(captured))["traceEvents"] if event["ph"] == "X"]

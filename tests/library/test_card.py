@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from boundby.card import MOST_LINES, Facts, Next, Rate, badge, entries, lines
+from boundby.bound.card import MOST_LINES, Facts, Next, Rate, badge, entries, lines
+from boundby.bound.verdict import Cause, Fix, Gain, Reference, SameLabels, Trial, Unsettled, Verdict, inconclusive
 from boundby.formatting import WIDTH
-from boundby.roofline import Interval
-from boundby.verdict import Cause, Fix, Gain, Reference, SameLabels, Trial, Unsettled, Verdict, inconclusive
+from boundby.work.roofline import Interval
 
 PADDING = Fix("remove_padding")
 SAME = SameLabels(994, 1000, Interval(0.994, 0.987, 0.997))

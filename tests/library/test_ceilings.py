@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from boundby import ceilings
-from boundby.ceilings import (
+from boundby.machine import ceilings
+from boundby.machine.ceilings import (
     Ceilings,
     ComputeCeiling,
     MemoryCeiling,
@@ -17,7 +17,7 @@ from boundby.ceilings import (
     matmul_precision,
     measure,
 )
-from boundby.timer import QUEUE_DEPTH, Timer
+from boundby.timing.timer import QUEUE_DEPTH, Timer
 from tests.fakes import FakeClock, FakeWatch, QueuedDevice
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ class Machine:
         monkeypatch.setattr(ceilings, "_touched", lambda count, device: torch.empty(count))
         monkeypatch.setattr(ceilings, "cache_sizes", lambda: (2**20, self.reported))
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-        monkeypatch.setattr("boundby.environment.memory_limit_bytes", lambda: 2**34)
+        monkeypatch.setattr("boundby.machine.environment.memory_limit_bytes", lambda: 2**34)
 
     def mm(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
         n = len(left)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from boundby import compare
-from boundby.compare import Contrast, holm, independent, judge, paired, paired_shares, rounds_for_same
-from boundby.stats import WIDENING
-from boundby.sweep import Outcome, StopRule, sweep
+from boundby.timing import compare
+from boundby.timing.compare import Contrast, holm, independent, judge, paired, paired_shares, rounds_for_same
+from boundby.timing.rounds import Outcome, StopRule, sweep
+from boundby.timing.stats import WIDENING
 
 QUIET = [1.0, 1.01, 0.99, 1.005, 0.995]
 LOUD = [1.0, 1.2, 0.85, 1.1, 0.9]

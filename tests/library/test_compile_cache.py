@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from boundby import compile_cache
-from boundby.compile_cache import TORCH, TRITON, use_private_cache
 from boundby.inference import strategies
+from boundby.machine import compile_cache
+from boundby.machine.compile_cache import TORCH, TRITON, use_private_cache
 from boundby.training import fixes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,7 +149,7 @@ def test_layers_and_training_loops_are_compiled_into_it(home, monkeypatch):
 
 
 def test_torch_knows_the_options_that_layers_are_compiled_with():
-    assert set(strategies.COMPILE_OPTIONS) <= set(torch._inductor.list_options())
+    assert set(compile_cache.COMPILE_OPTIONS) <= set(torch._inductor.list_options())
 
 
 def test_nothing_of_ours_compiles_without_it():

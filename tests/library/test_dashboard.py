@@ -5,9 +5,9 @@ import hashlib
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from boundby import formatting
 from boundby.layers import dashboard

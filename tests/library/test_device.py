@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from boundby.ceilings import matmul_precision
-from boundby.device import (
+from boundby.formatting import first_line
+from boundby.machine.ceilings import matmul_precision
+from boundby.machine.device import (
     CudaQueue,
     arithmetic,
     describe,
@@ -24,10 +25,9 @@ from boundby.device import (
     release_memory,
     torch_build,
 )
-from boundby.device import synchronizer as waiter
-from boundby.formatting import first_line
-from boundby.sampler import DeviceLostError
-from boundby.timer import DeviceTime, Timer
+from boundby.machine.device import synchronizer as waiter
+from boundby.machine.sampler import DeviceLostError
+from boundby.timing.timer import DeviceTime, Timer
 
 CPU = torch.device("cpu")
 
@@ -223,7 +223,7 @@ def three_gpus(monkeypatch):
 @pytest.mark.usefixtures("three_gpus")
 @pytest.mark.parametrize(("device", "uuid"), [(FIRST, "uuid-2"), (SECOND, "uuid-0")], ids=str)
 def test_the_driver_is_asked_for_a_gpu_by_its_uuid_and_not_by_the_number_that_torch_gives_it(device, uuid, monkeypatch):
-    monkeypatch.setattr("boundby.device.nvml_source", lambda asked: asked)
+    monkeypatch.setattr("boundby.machine.device.nvml_source", lambda asked: asked)
     assert gpu_source(device) == uuid
     assert gpu_source(CPU).reason == "the device is not a GPU"
 
@@ -236,7 +236,7 @@ def test_with_torch_for_rocm_no_message_names_cuda_or_nvml_and_amdsmi_is_asked(m
     found = describe(SECOND)
     assert (found["rocm"], found["architecture"]) == ("7.1.0", "gfx942")
     monkeypatch.setattr(torch.cuda, "_get_amdsmi_handler", lambda device: ("handle", device), raising=False)
-    monkeypatch.setattr("boundby.device.AmdSource", lambda handle: handle)
+    monkeypatch.setattr("boundby.machine.device.AmdSource", lambda handle: handle)
     assert gpu_source(SECOND) == ("handle", SECOND)
     monkeypatch.delattr(torch.cuda, "_get_amdsmi_handler")
     assert gpu_source(SECOND).reason.startswith("amdsmi: ")
@@ -248,7 +248,7 @@ def test_what_kernels_are_chosen_by_is_told_of_a_gpu_and_of_a_cpu(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.1.0")
     assert arithmetic(SECOND)["architecture"] == "gfx942"
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    monkeypatch.setattr("boundby.environment.instructions", lambda: ("avx", "avx2"))
+    monkeypatch.setattr("boundby.machine.environment.instructions", lambda: ("avx", "avx2"))
     assert arithmetic(CPU) == {"capability": "AVX2", "instructions": ("avx", "avx2")}
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boundby import device_time as module
-from boundby.device_time import CaptureLeftoverError, DeviceTimer, Launches, launches
-from boundby.timer import CHUNK, MOST_HELD, QUEUE_DEPTH, DeviceTime, Timer
+from boundby.bound import device_time as module
+from boundby.bound.device_time import CaptureLeftoverError, DeviceTimer, Launches, launches
+from boundby.timing.timer import CHUNK, MOST_HELD, QUEUE_DEPTH, DeviceTime, Timer
 from boundby.work.operators import does_work
 from tests.fakes import FakeClock, QueuedDevice
 

@@ -9,21 +9,23 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from boundby.attention_mask import unread
-from boundby.bottleneck import Extras, bottleneck
-from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.device import CudaQueue
-from boundby.device_time import DeviceTimer
+from boundby.bound.analysis import Call, bottleneck
+from boundby.bound.analysis import Machine as Limited
+from boundby.bound.bench import Bench
+from boundby.bound.device_time import DeviceTimer
+from boundby.bound.recording import program, record
+from boundby.bound.replay import OnDevice
 from boundby.layers.engine import ObservabilityEngine
 from boundby.layers.measurement import CudaMarks, Instruments
-from boundby.recording import program, record
-from boundby.replay import OnDevice
-from boundby.sampler import NoSource, Sampler
-from boundby.timer import QUEUE_DEPTH, Timer
+from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.machine.device import CudaQueue
+from boundby.machine.sampler import NoSource, Sampler
+from boundby.timing.timer import QUEUE_DEPTH, Timer
+from boundby.work.attention_mask import unread
 from tests.fakes import FakeTokenizer, FakeWatch
 from tests.gpu_double import H100, Machine, plugged_in
-from utils.profiler import InferenceProfiler
-from utils.visits import Visit
+from utils.baseline.inference import InferenceProfiler
+from utils.baseline.rounds import Visit
 
 CARD = torch.device("cuda:0")
 SLOW_HOST = H100.slower(1.0, host=200.0)  # so that few calls fill a second
@@ -165,8 +167,8 @@ def test_the_sweep_of_the_pods_model_has_device_times_and_counts_all_that_it_tak
 
 @pytest.mark.parametrize("machine", [SLOW_HOST], indirect=True)
 def test_a_slow_host_is_told_as_launch_bound_with_what_a_graph_gains(machine, monkeypatch):
-    monkeypatch.setattr("boundby.bottleneck.ROUNDS", 2)
-    monkeypatch.setattr("boundby.bottleneck.LEAST_CALLS", 1)
+    monkeypatch.setattr("boundby.bound.analysis.ROUNDS", 2)
+    monkeypatch.setattr("boundby.bound.analysis.LEAST_CALLS", 1)
     ceilings = Ceilings(
         device={"type": "cuda"},
         compute=(ComputeCeiling("bfloat16", None, True, 7e14, 7e14, 1024, 0.0),),
@@ -175,15 +177,8 @@ def test_a_slow_host_is_told_as_launch_bound_with_what_a_graph_gains(machine, mo
         dispatch_high_s=2e-5,
         seconds=1.0,
     )
-    found = bottleneck(
-        padded(qwen2(24, torch.bfloat16)),
-        ceilings,
-        "bfloat16",
-        timer=timer_of(machine),
-        queue=CudaQueue(CARD),
-        watch=FakeWatch(),
-        extras=Extras(replay_s=0.0, trials_s=60.0),
-    )
+    bench = Bench(timer_of(machine), CudaQueue(CARD), FakeWatch(), replay_s=0.0, trials_s=60.0)
+    found = bottleneck(Call(padded(qwen2(24, torch.bfloat16))), Limited(ceilings, "bfloat16"), bench)
     [trial] = found.trials
     assert (found.bound, found.confirmation) == ("launch", "confirmed")
     assert trial.fix.kind == "issue_at_once" and trial.measured.value > 2

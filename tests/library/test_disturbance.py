@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from boundby.disturbance import Conditions, HostCounters, Reference, Watch, changed_clock, usable_cpus
+from boundby.machine.disturbance import Conditions, HostCounters, Reference, Watch, changed_clock, usable_cpus
 from tests.fakes import FakeClock
 
 QUIET = Conditions(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from boundby import energy, environment
-from boundby.energy import EnergyMeter, EnergyUse, GpuEnergy, RaplCounter
-from boundby.sampler import DeviceLostError, DriverSource, NoSource
-from boundby.timer import Timer
+from boundby.machine import energy, environment
+from boundby.machine.energy import EnergyMeter, EnergyUse, GpuEnergy, RaplCounter
+from boundby.machine.sampler import DeviceLostError, DriverSource, NoSource
+from boundby.timing.timer import Timer
 
 POLL_S = 1 / 1024  # one look at the counter
 TICK_S = 1 / 16
@@ -202,7 +202,7 @@ def test_what_a_lost_gpu_has_taken_is_not_known_and_hides_no_error(monkeypatch):
         def joules(self) -> float:
             raise DeviceLostError("NVML: GPU is lost")
 
-    monkeypatch.setattr("boundby.energy.nvml_source", lambda uuid: Lost(OSError))
+    monkeypatch.setattr("boundby.machine.energy.nvml_source", lambda uuid: Lost(OSError))
     with pytest.raises(OSError, match="GPU is lost"):
         GpuEnergy(["GPU-0"]).joules()
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from boundby import environment
-from boundby.environment import (
+from boundby.machine import environment
+from boundby.machine.environment import (
     hardware,
     host_id,
     machine,
@@ -241,7 +241,7 @@ def test_the_quota_is_in_cores(tmp_path, files, cores):
 
 
 def test_processes_of_one_machine_have_its_name_and_another_machine_has_another(monkeypatch):
-    command = [sys.executable, "-c", "from boundby.environment import host_id; print(host_id())"]
+    command = [sys.executable, "-c", "from boundby.machine.environment import host_id; print(host_id())"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == host_id()
     assert re.fullmatch("[0-9a-f]{16}", host_id())

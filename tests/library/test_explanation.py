@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import boundby
-from boundby.card import MOST_LINES
+from boundby.bound.card import MOST_LINES
 
 SECONDS = 0.4
 

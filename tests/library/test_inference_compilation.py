@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from boundby.inference import Predictor, PredictorOptions, compile_obstacle, last_layer, strategies
+from boundby.inference import Predictor, PredictorOptions, last_layer, strategies
+from boundby.machine import compile_obstacle
 from tests import classifiers
 
 OPTIONS = PredictorOptions(64, token_budget=128, compile=True)

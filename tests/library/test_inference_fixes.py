@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from boundby.bound.bench import Bench
+from boundby.bound.trials import Candidate, try_out
+from boundby.bound.verdict import Untried
 from boundby.inference import Tokens, collate, fixes, forward
-from boundby.timer import Timer
-from boundby.trials import Candidate, try_out
-from boundby.verdict import Untried
+from boundby.timing.timer import Timer
 from tests.fakes import FakeClock
 
 transformers = pytest.importorskip("transformers")
@@ -54,7 +55,7 @@ def test_a_batch_without_padding_has_none_to_leave_out():
 
 def test_a_model_that_packs_its_texts_differently_is_not_timed(monkeypatch):
     monkeypatch.setattr(fixes, "tolerance", lambda effect: -1.0)
-    found = try_out(lambda: None, [fixes.without_padding(subject())], Timer(FakeClock()), budget_s=100.0)
+    found = try_out(lambda: None, [fixes.without_padding(subject())], Bench(Timer(FakeClock()), trials_s=100.0))
     assert [each.kind for each in found.untried] == ["failed"]
     assert "without padding its logits differ by" in found.untried[0].reason
 
@@ -71,7 +72,7 @@ def test_another_dtype_is_a_copy_and_the_model_stays_as_it_is():
 def test_a_copy_that_may_not_fit_is_out_of_memory(monkeypatch):
     monkeypatch.setattr(fixes.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     found = try_out(
-        lambda: None, [fixes.in_another_dtype(subject(), torch.bfloat16)], Timer(FakeClock()), budget_s=100.0
+        lambda: None, [fixes.in_another_dtype(subject(), torch.bfloat16)], Bench(Timer(FakeClock()), trials_s=100.0)
     )
     assert [each.kind for each in found.untried] == ["out_of_memory"]
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from boundby.device import has_int8_products
 from boundby.inference import (
     PRECISIONS,
     Precision,
@@ -31,7 +30,8 @@ from boundby.inference import (
 )
 from boundby.inference.precision import PreparedLinear, calibrate, can_prepare, to_int8, tolerance
 from boundby.inference.reference import same_guard
-from boundby.timer import Timer
+from boundby.machine.device import has_int8_products
+from boundby.timing.timer import Timer
 from boundby.work import count
 from tests import classifiers
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from boundby.device import host_threads
 from boundby.inference import Predictor, PredictorOptions, one_by_one, strategies, tokenize
 from boundby.inference.reference import same_guard
 from boundby.inference.strategies import Packed
+from boundby.machine.device import host_threads
 from tests import classifiers
 from tests.classifiers import Spelled
 

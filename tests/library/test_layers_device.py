@@ -12,8 +12,8 @@ from boundby.layers.engine import ObservabilityEngine
 from boundby.layers.probes import CallTree, find_targets
 from boundby.layers.records import ModelProfile
 from boundby.layers.timing import spanning
-from boundby.memory import CPU_REASON
-from boundby.timer import BACKLOG_SHARE, QUEUE_DEPTH
+from boundby.machine.memory import CPU_REASON
+from boundby.timing.timer import BACKLOG_SHARE, QUEUE_DEPTH
 from tests.fakes import FakeClock, QueuedDevice
 from tests.layer_models import Calls, FakeAllocator, FakeDevice, Takes, instruments, layer
 

@@ -2,12 +2,12 @@
 
 import json
 from collections import UserDict
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from transformers import DynamicCache
 
@@ -16,8 +16,8 @@ from boundby.layers.judgement import coverage, trust_doubts
 from boundby.layers.measurement import LEAST_RUNS
 from boundby.layers.ranking import blocks
 from boundby.layers.report import read_profile, write_summary
-from boundby.roofline import Interval, Limits
 from boundby.work import count
+from boundby.work.roofline import Interval, Limits
 from tests.fakes import FakeClock
 from tests.layer_models import Calls, Quiet, Takes, families, instruments, layer, profiled, small
 

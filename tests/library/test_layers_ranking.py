@@ -1,12 +1,11 @@
 """Which layers matter: rankings of profiles whose times are given."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from boundby.layers.ranking import blocks, by_self_time
 from boundby.layers.records import LayerProfile, ModelProfile
-from boundby.stats import summarize
+from boundby.timing.stats import summarize
 from tests.layer_profiles import layer, model_profile
 
 

@@ -16,11 +16,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from boundby.capture import session
-from boundby.integrations import lightning as callback_module
-from boundby.integrations.lightning import ProfilerCallback, folder_name
-from boundby.patches import Patches
+from boundby.capture.patches import Patches
 from boundby.trace import read_trace
 from boundby.training import ProfilerManager, read_stage_times
+from boundby.training import lightning as callback_module
+from boundby.training.lightning import ProfilerCallback, folder_name
 from tests import lightning_fits as fits
 from tests.lightning_fits import (
     BATCH,
@@ -94,7 +94,7 @@ def test_it_is_a_callback_of_every_package_in_use_and_a_class_of_the_user_keeps_
 
 
 def test_what_is_installed_decides_where_nothing_is_imported_yet_and_without_any_the_import_says_what(monkeypatch):
-    spec = importlib.util.find_spec("boundby.integrations.lightning")
+    spec = importlib.util.find_spec("boundby.training.lightning")
     for each in PACKAGES:
         monkeypatch.delitem(sys.modules, each, raising=False)
     for package in PACKAGES:

@@ -7,9 +7,19 @@ import psutil
 import pytest
 import torch
 
-from boundby import memory
-from boundby.known import Missing
-from boundby.memory import CPU_REASON, Demand, MemoryMeter, MemoryUse, Peak, PeakModel, ProcessPeak, demand, fit_peaks
+from boundby.formatting import Missing
+from boundby.machine import memory
+from boundby.machine.memory import (
+    CPU_REASON,
+    Demand,
+    MemoryMeter,
+    MemoryUse,
+    Peak,
+    PeakModel,
+    ProcessPeak,
+    demand,
+    fit_peaks,
+)
 
 CPU = torch.device("cpu")
 BLOCK = 64 * 2**20

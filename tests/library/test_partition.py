@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile, Storage
 from boundby.layers.report import Report, read_profile, write_summary
 from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Links, Unit, VirtualNode, units_of
 from boundby.partition.alternatives import baselines
-from boundby.partition.costs import costs_of, memory_table, stage_memory
+from boundby.partition.costs import Piece, costs_of, memory_table, stage_memory
 from boundby.partition.plan import ORDER_ONLY
 from boundby.partition.solver import Objective, optimum
 from tests import layer_profiles as profiles
@@ -161,7 +162,7 @@ def test_caches_and_activations_grow_with_the_batch_and_the_tokens_and_times_of_
             assert getattr(grown, size) == 3 * getattr(once, size)
     plan, three = (each.generate_plan([gpu("a", 1e-5)]) for each in (planner, larger))
     assert (plan.batch_size, plan.basis, three.batch_size, three.basis) == (1, "measured", 3, "assumed")
-    held = plan.stages[0].memory
+    held = plan.stages[0].memory_bytes
     most = (plan.stages[0].usable_bytes - held.weights) // (held.total - held.weights)
     assert plan.largest_batch == three.largest_batch == most > 3
     assert "times those of the profiled batch of 1" in " ".join(three.doubts)
@@ -182,8 +183,10 @@ def test_what_is_not_known_of_a_unit_is_a_doubt():
     assert "extra_live_bytes" not in " ".join(units_of(decoder(), extra_live_bytes=0).doubts)
     assert "the machine was busy" in units_of(decoder(doubts=("the machine was busy",))).doubts
     idle = decoder()
-    slow = (idle.layers[0], replace(idle.layers[1], host_self_s=profiles.spread(0.010)), *idle.layers[2:])
-    assert "% of the time is spent between the units, in model" in units_of(replace(idle, layers=slow)).doubts[0]
+    slow = (idle.layers[0], structs.replace(idle.layers[1], host_self_s=profiles.spread(0.010)), *idle.layers[2:])
+    assert (
+        "% of the time is spent between the units, in model" in units_of(structs.replace(idle, layers=slow)).doubts[0]
+    )
     blind = profiles.model_profile(nested([layer(""), layer("a"), layer("b", calls=2.0)]))
     doubts = " ".join(units_of(blind).doubts)
     assert "what a gives is not known" in doubts and "b is called 2 times per run" in doubts
@@ -193,9 +196,11 @@ def test_the_longer_one_of_device_and_host_counts_and_known_activation_peaks_are
     made = decoder()
     for seconds, expected in ((1.0, profiles.spread(1.0).median), (1e-9, units_of(made).units[1].seconds)):
         spread = profiles.spread(seconds)
-        layers = [replace(each, device_inclusive_s=each.host_inclusive_s and spread) for each in made.layers]
-        assert units_of(replace(made, layers=tuple(layers))).units[1].seconds == pytest.approx(expected)
-    known = replace(made, layers=tuple(replace(each, activation_peak_bytes=777) for each in made.layers))
+        layers = [structs.replace(each, device_inclusive_s=each.host_inclusive_s and spread) for each in made.layers]
+        assert units_of(structs.replace(made, layers=tuple(layers))).units[1].seconds == pytest.approx(expected)
+    known = structs.replace(
+        made, layers=tuple(structs.replace(each, activation_peak_bytes=777) for each in made.layers)
+    )
     assert {unit.activation_peak_bytes for unit in units_of(known).units} == {777}
     assert [unit.activation_peak_bytes for unit in units_of(made).units][:2] == [HIDDEN_BYTES, HIDDEN_BYTES]
 
@@ -221,7 +226,11 @@ def test_the_table_of_memory_is_that_of_every_stage():
         for first in range(count):
             for end in range(first + 1, count + 1):
                 expected = cases.needed_bytes(case, case.nodes[0], first, end)
-                assert table[end, first] == expected == stage_memory(made, first, end, case.inputs_in_flight).total
+                assert (
+                    table[end, first]
+                    == expected
+                    == stage_memory(made, Piece(0, first, end), 0, case.inputs_in_flight).total
+                )
         assert not np.triu(table).any()
 
 
@@ -244,10 +253,10 @@ def test_a_plan_says_who_holds_what():
         [gpu("a", 0.25, headroom=0), gpu("b", 0.3, headroom=0)], links=MEASURED
     )
     assert [(each.node, each.units) for each in plan.stages] == [("a", ("h.0", "h.1")), ("b", ("h.2", "h.3"))]
-    held = plan.stages[1].memory
+    held = plan.stages[1].memory_bytes
     assert (held.weights, held.kv_cache, held.activations, held.inputs_in_flight) == (200 * MB, 2 * MB, 5 * MB, 2000)
-    assert plan.stages[0].memory.inputs_in_flight == 154
-    assert plan.stages[1].free_bytes == 300 * MB - held.total
+    assert plan.stages[0].memory_bytes.inputs_in_flight == 154
+    assert held.free == 300 * MB - held.total
     [transfer] = plan.transfers
     assert (transfer.source, transfer.target, transfer.size_bytes, transfer.seconds) == ("a", "b", 1000, 1e-6)
     assert plan.latency_s == pytest.approx(0.040001) == plan.value_s and plan.period_s == pytest.approx(0.020)
@@ -427,7 +436,7 @@ def test_the_plan_is_never_worse_than_the_map_of_accelerate():
         assert theirs == stand_in, f"seed {seed}: what plans are shown beside is not what accelerate does"
         if theirs is None or not cases.fits(case, theirs):
             continue
-        costs = costs_of(case.nodes, chains, case.links, overlap=case.overlap, inputs_in_flight=case.inputs_in_flight)
+        costs = costs_of(case.nodes, chains, case.links, inputs_in_flight=case.inputs_in_flight)
         mine = optimum(costs, objective, case.requests)
         assert mine is not None and cases.fits(case, mine), seed
         my_rank, their_rank = cases.rank(case, objective, mine), cases.rank(case, objective, theirs)

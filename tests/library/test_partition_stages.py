@@ -1,10 +1,10 @@
 """Models cut into stages give what the whole of them gives, or are refused; and a stage alone is run and timed."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from boundby.partition.running import run

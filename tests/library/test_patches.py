@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from boundby.patches import Patches
+from boundby.capture.patches import Patches
 
 
 class Owner:

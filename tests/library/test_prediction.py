@@ -3,25 +3,21 @@
 import pytest
 from msgspec.structs import replace
 
-from boundby.known import Missing
-from boundby.prediction import GROUP_DISPATCHES, ONE_ROUND_ERROR, predictions
-from boundby.roofline import Interval, Limits, OperatorLoad
-from boundby.split import Cut, Replay, ReplayedOperator, ShapeTime, Variant, split
-from boundby.verdict import Fix, Gain
+from boundby.bound.prediction import GROUP_DISPATCHES, ONE_ROUND_ERROR, Batches, predictions
+from boundby.bound.split import Cut, Replay, ReplayedOperator, ShapeTime, Variant, split
+from boundby.bound.verdict import Fix, Gain
+from boundby.formatting import Missing
+from boundby.work.roofline import Interval, Limits, OperatorLoad
 
 LIMITS = Limits(Interval.exact(2.0**10), ((2**40, Interval.exact(2.0**8)),), Interval.exact(2.0**-6))
 PRODUCT = ReplayedOperator(
     OperatorLoad("aten::mm", 2, flops=2.0**11, weight_bytes=0.0, other_bytes=2.0**4),  # 2 s of arithmetic
-    ((8, 8), (8, 8)),
-    "float32",
     hot_s=4.5,
     in_order_s=8.5,
     padding_share=0.5,
 )
 ADDITION = ReplayedOperator(
     OperatorLoad("aten::add", 2, flops=0.0, weight_bytes=0.0, other_bytes=2.0**8),  # 1 s of memory
-    ((8,), (8,)),
-    "float32",
     hot_s=2.0,
     in_order_s=2.0,
     padding_share=0.25,
@@ -91,7 +87,8 @@ def limits_under(fix: Fix) -> Limits | None:
 
 
 def gains(replay=REPLAY, **known) -> dict[str, Gain]:
-    found = predictions(replace(replay, rounds=known.pop("rounds", 5)), split(replay, LIMITS), limits_under, **known)
+    rounds = replace(replay, rounds=known.pop("rounds", 5))
+    found = predictions(rounds, split(replay, LIMITS), limits_under, Batches(**known))
     return {gain.fix.kind: gain for gain in found}
 
 
@@ -117,7 +114,7 @@ def test_few_rounds_make_a_wide_prediction():
 def test_a_fix_without_limits_or_without_a_replay_is_not_predicted():
     assert "dtype" not in gains(under(BF16, Missing("no such kernel")))
     replay = under(BF16, Interval.exact(0.5))
-    assert predictions(replay, split(replay, LIMITS), lambda fix: None) == ()
+    assert predictions(replay, split(replay, LIMITS), lambda fix: None, Batches()) == ()
 
 
 def test_a_prediction_never_passes_its_bound():
@@ -159,10 +156,10 @@ def test_compiled_on_a_host_has_a_bound_and_no_prediction_that_nobody_calibrated
 
 def test_a_larger_batch_shares_what_no_token_adds_and_a_longer_one_pays_for_its_tokens():
     replay = replace(REPLAY, shapes=(ShapeTime(2, 4, 11.0), ShapeTime(2, 8, 16.0)))
-    [larger] = [gain for gain in gains(replay, batch_sizes=[2, 4]).values() if gain.fix.kind == "batch_size"]
+    [larger] = [gain for gain in gains(replay, sizes={2: 8, 4: 8}).values() if gain.fix.kind == "batch_size"]
     assert larger.predicted is not None
     assert larger.predicted.value == pytest.approx(16 / (26 / 2)), "6 s for no token, and 1.25 s for each of 16"
-    longer = gains(replay, batch_sizes=[4], tokens_at={4: 12})["batch_size"]
+    longer = gains(replay, sizes={4: 12})["batch_size"]
     assert longer.predicted is not None and longer.predicted.value == pytest.approx(16 / (36 / 2))
 
 
@@ -171,7 +168,7 @@ def test_noise_of_the_forward_widens_what_is_predicted_from_its_times():
     widths = []
     for high in (16.0, 20.0):
         noisy = replace(REPLAY, shapes=shapes, forward_s=Interval(16.0, 16.0, high))
-        span = gains(noisy, batch_sizes=[4])["batch_size"].predicted
+        span = gains(noisy, sizes={4: 8})["batch_size"].predicted
         widths.append(span.high / span.low)
     assert widths[1] > 1.1 * widths[0]
 

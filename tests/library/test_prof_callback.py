@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from boundby.capture import Naming
-from boundby.integrations.transformers import ProfCallback
 from boundby.trace import read_trace
 from boundby.training import read_stage_times
+from boundby.training.transformers import ProfCallback
 from tests.fakes import FakeNanoseconds
 from tests.trainer_runs import (
     EVALUATING,
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_written_hinders_no_other(tmp_path, bare, monkeypa
     def broken(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("boundby.integrations.transformers.memory_page", broken)
+    monkeypatch.setattr("boundby.training.transformers.memory_page", broken)
     assert losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1)) == bare
     assert names_in(tmp_path / "iteration_3") == [each for each in ITERATION_FILES if "timeline" not in each]
     assert given_up_in(tmp_path)["iteration_3: memory timeline"] == "OSError: disk full"
@@ -261,7 +261,7 @@ def test_a_callback_that_cannot_begin_stays_off(attach, tmp_path, bare, monkeypa
     def broken(*_, **__):
         raise RuntimeError("no profile today")
 
-    monkeypatch.setattr("boundby.integrations.transformers.ProfilerManager", broken)
+    monkeypatch.setattr("boundby.training.transformers.ProfilerManager", broken)
     assert losses(tmp_path, ProfCallback(str(tmp_path)), attach=attach) == bare
     assert [each.getMessage() for each in caplog.records] == [
         "the profiler of the training stays off: no profile today"
@@ -272,8 +272,8 @@ def test_marks_that_fail_are_a_remark(tmp_path, bare, monkeypatch):
     def broken(*_):
         raise KeyError("mark")
 
-    monkeypatch.setattr("boundby.integrations.transformers.HookMarks.substep_end", broken)
-    monkeypatch.setattr("boundby.integrations.transformers.HookMarks.optimizer_step", broken)
+    monkeypatch.setattr("boundby.training.transformers.HookMarks.substep_end", broken)
+    monkeypatch.setattr("boundby.training.transformers.HookMarks.optimizer_step", broken)
     assert losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, **BARE)) == bare
     assert given_up_in(tmp_path) == {"callback": "KeyError: 'mark'"}
 

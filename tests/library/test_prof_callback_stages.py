@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from boundby.integrations.transformers import ProfCallback, nsight_command
-from boundby.integrations.transformers_hooks import HookMarks
 from boundby.training import StageTimer, StageTimes, read_stage_times
+from boundby.training.transformers import ProfCallback, nsight_command
+from boundby.training.transformers_hooks import HookMarks
 from tests import trainer_runs
 from tests.fakes import FakeNanoseconds
 from tests.trainer_runs import EVALUATING, losses, on_watch

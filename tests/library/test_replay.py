@@ -11,14 +11,15 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import register_flop_formula
 
-from boundby.known import Missing
-from boundby.recording import program, record
-from boundby.replay import Lengths, Setting, replay
-from boundby.roofline import Interval
-from boundby.sampler import DeviceLostError
-from boundby.timer import QUEUE_DEPTH, Timer
-from boundby.verdict import Fix
+from boundby.bound.bench import Bench
+from boundby.bound.recording import program, record
+from boundby.bound.replay import Lengths, Setting, replay
+from boundby.bound.verdict import Fix
+from boundby.formatting import Missing
+from boundby.machine.sampler import DeviceLostError
+from boundby.timing.timer import QUEUE_DEPTH, Timer
 from boundby.work.operators import tensors_in
+from boundby.work.roofline import Interval
 from tests.fakes import FakeClock, FakeWatch, QueuedDevice
 
 HALF = Fix("dtype", {"dtype": "bfloat16"})
@@ -83,7 +84,8 @@ WEIGHTS = (torch.ones(8), torch.ones(8))
 
 
 def replayed(forward, **options):
-    return replay(forward, timer=Timer(MACHINE.clock), watch=options.pop("watch", FakeWatch()), **options)
+    given = {name: options.pop(name) for name in ("watch", "queue", "told", "replay_s") if name in options}
+    return replay(forward, Bench(Timer(MACHINE.clock), **{"watch": FakeWatch(), "trials_s": 0.0, **given}), **options)
 
 
 def test_a_forward_is_its_operators_and_what_is_between_them(machine):
@@ -91,7 +93,7 @@ def test_a_forward_is_its_operators_and_what_is_between_them(machine):
     found = replayed(model(torch.ones(4, 8), WEIGHTS, between_s=2.0**-5))
     [operator] = found.operators
     assert operator.load.calls == found.calls == 2
-    assert (operator.shapes, operator.load.flops) == (((4, 8), (8,)), 64)
+    assert (operator.load.shapes, operator.load.flops) == (((4, 8), (8,)), 64)
     assert operator.hot_s == 2 * 4 * KERNEL_S  # the weights of one call, hot
     assert found.in_order_s.value == operator.in_order_s == 2 * (4 * KERNEL_S + machine.cold_s)
     assert found.forward_s.value == found.in_order_s.value + 2 * 2.0**-5
@@ -121,7 +123,7 @@ def test_padding_is_the_work_that_shorter_texts_would_not_have(machine):
 
 def test_what_the_budget_does_not_reach_is_named_with_its_time(machine):
     cheap, dear = torch.ones(1, 8), torch.ones(64, 8)
-    found = replayed(lambda: (work(cheap, WEIGHTS[0]), work(dear, WEIGHTS[1])), budget_s=4.5 * 65 * KERNEL_S)
+    found = replayed(lambda: (work(cheap, WEIGHTS[0]), work(dear, WEIGHTS[1])), replay_s=4.5 * 65 * KERNEL_S)
     assert found.rounds == 1
     [cut] = found.cut
     assert cut.kind == "budget" and cut.operators == ("boundby_tests::work",)
@@ -131,18 +133,18 @@ def test_what_the_budget_does_not_reach_is_named_with_its_time(machine):
 @pytest.mark.parametrize("budget_s", [20.0, 60.0])
 def test_replays_end_with_their_budget_and_tell_how_much_of_it_is_left(machine, budget_s):
     left: list[float] = []
-    found = replayed(model(torch.ones(4, 8), WEIGHTS), budget_s=budget_s, told=left.append)
+    found = replayed(model(torch.ones(4, 8), WEIGHTS), replay_s=budget_s, told=lambda _, left_s: left.append(left_s))
     assert found.seconds <= budget_s and left == sorted(left, reverse=True) and left[-1] >= 0
 
 
 def test_rounds_that_something_disturbed_do_not_count(machine):
     assert (
         replayed(
-            model(torch.ones(4, 8), WEIGHTS), watch=FakeWatch(lambda window: 2.0 * (window < 2)), budget_s=60.0
+            model(torch.ones(4, 8), WEIGHTS), watch=FakeWatch(lambda window: 2.0 * (window < 2)), replay_s=60.0
         ).doubts
         == ()
     )
-    always = replayed(model(torch.ones(4, 8), WEIGHTS), watch=FakeWatch(lambda window: 2.0), budget_s=60.0)
+    always = replayed(model(torch.ones(4, 8), WEIGHTS), watch=FakeWatch(lambda window: 2.0), replay_s=60.0)
     assert always.doubts == (f"other processes used 2.0 of {torch.get_num_threads()} cores",)
 
 
@@ -205,7 +207,7 @@ def test_a_program_computes_what_the_forward_does(forward):
 
 def test_an_operator_that_changes_a_buffer_is_not_called_alone(machine):
     buffer = torch.zeros(4)
-    found = replay(lambda: buffer.add_(1), timer=Timer(), watch=FakeWatch(), budget_s=2.0)
+    found = replay(lambda: buffer.add_(1), Bench(watch=FakeWatch(), replay_s=2.0))
     assert [(cut.kind, cut.operators) for cut in found.cut] == [("not_replayable", ("aten::add_",))]
 
 
@@ -244,7 +246,7 @@ def test_operators_have_their_times_in_order_however_many_of_them_the_queue_hold
 
     with Launches(device, host_s, kernel_s):
         timer = Timer(machine.clock, device.synchronize)
-        found = replay(forward, timer=timer, queue=device, watch=FakeWatch(), budget_s=5.0)
+        found = replay(forward, Bench(timer, device, FakeWatch(), replay_s=5.0))
     [operator] = found.operators
     assert found.in_order_s == Interval.exact(operators * kernel_s)
     assert operator.in_order_s == operators * kernel_s  # between the marks of each
@@ -264,7 +266,7 @@ def test_an_operator_that_loses_the_gpu_ends_the_replay(machine, monkeypatch, wh
         yield
 
     if which == "alone":
-        monkeypatch.setattr("boundby.replay._Bench._alone", loses)
+        monkeypatch.setattr("boundby.bound.replay._Replayer._alone", loses)
     settings = [Setting(THREADS, entered=losing)] if which == "setting" else []
     with pytest.raises(DeviceLostError, match="device-side assert"):
         replayed(model(torch.ones(4, 8), WEIGHTS), settings=settings)

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from boundby import sampler as sampler_module
-from boundby.sampler import (
+from boundby.machine import sampler as sampler_module
+from boundby.machine.sampler import (
     AmdSource,
     DeviceLostError,
     NoSource,

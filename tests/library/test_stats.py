@@ -10,9 +10,10 @@ import pytest
 from scipy import stats as reference
 from scipy.signal import lfilter
 
-from boundby import stats
-from boundby.compare import independent, judge
-from boundby.stats import (
+from boundby.timing import stats
+from boundby.timing.compare import independent, judge
+from boundby.timing.rounds import Outcome, StopRule, sweep
+from boundby.timing.stats import (
     WIDENING,
     Estimate,
     drift,
@@ -23,7 +24,6 @@ from boundby.stats import (
     summarize,
     wilson_interval,
 )
-from boundby.sweep import Outcome, StopRule, sweep
 
 
 def test_summary_of_hand_made_samples():

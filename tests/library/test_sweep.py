@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from boundby.sweep import Outcome, StopRule, sweep
+from boundby.timing.rounds import Outcome, StopRule, sweep
 
 STEADY = StopRule(half_width=0.01, max_seconds=1000.0)
 NEVER_NARROW = StopRule(half_width=1e-12, max_seconds=1000.0, least_rounds=5, most_rounds=8)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from boundby.timer import CHUNK, QUEUE_DEPTH, DeviceTime, Timer, WarmUpRule, warm_up
+from boundby.timing.timer import CHUNK, QUEUE_DEPTH, DeviceTime, Timer, WarmUpRule, warm_up
 from tests.fakes import FakeClock, QueuedDevice
 
 RULE = WarmUpRule(least_runs=1, least_s=0.0, window_runs=4, window_s=0.0, tolerance=0.03, cap_s=1000.0)

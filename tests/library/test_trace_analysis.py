@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from msgspec.structs import asdict
 
+from boundby.bound.trace_judgement import judge_trace
 from boundby.trace import Trace, analyze, read_trace, source
 from boundby.trace.intervals import Lanes
-from boundby.trace.judgement import judge_trace
 from boundby.trace.kernels import Collectives, least_wait_ns, waits_ns
 from tests.trace_truth.large import launching_threads
 from tests.trace_truth.programs import cases
 from tests.trace_truth.recorder import text
 from tests.trace_truth.simulator import played
 from tests.traces import analysis_of, call, causes_of, event, step, work
-from utils.trace_analysis.traces import examine
+from utils.tracing.traces import examine
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SYNC = "cudaStreamSynchronize"

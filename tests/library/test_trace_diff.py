@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from boundby.trace import analyze, read_trace
-from boundby.trace.diff import Amount, Diff, StepSpread, diff
+from boundby.trace.difference import Amount, Diff, StepSpread, diff
 from boundby.trace.operators import Caller, callers
 from tests.traces import GPU_TRACES, REAL_NAMES, analysis_of, call, event, step, work, write
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from boundby.bound.verdict import values_of
 from boundby.capture import Schedule
 from boundby.trace import Analysis, analyze, read_trace
-from boundby.trace.window import without_excluded
+from boundby.trace.windows import without_excluded
 from boundby.training import ManagerOptions, ProfilerManager
-from boundby.verdict import values_of
 from tests import traces
 from tests.traces import call, event, memory_change, python_frame, step, work
 

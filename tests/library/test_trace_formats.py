@@ -1,34 +1,20 @@
 """Traces as others write, pack and merge them: nothing is refused that can be told, and the rest is said by name."""
 
-import bz2
 import gzip
-import importlib.util
-import io
 import json
-import lzma
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from boundby.bound.trace_judgement import judge_trace
 from boundby.trace import NotATrace, Trace, analyze, read_trace, source
-from boundby.trace.judgement import judge_trace
-from boundby.trace.links import by_process
+from boundby.trace.linking import by_process
 from tests.traces import analysis_of, call, event, step, work, write
 
 EVENTS = [step(1, 0, 100), event("aten::mm", 1, 8), call(2, 1, 70), work(10, 20, 70), call(40, 1, 71), work(60, 20, 71)]
 TEXT = json.dumps({"schemaVersion": 1, "traceEvents": EVENTS}).encode()
-LINES = b"".join(json.dumps(each).encode() + b"\n" for each in EVENTS)
 NAMES = [each["name"] for each in EVENTS]
-
-
-def zipped(**members: bytes) -> bytes:
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name.replace("__", "."), content)
-    return target.getvalue()
 
 
 def names_of(trace: Trace) -> list[str]:
@@ -41,18 +27,11 @@ def read(folder: Path, content: bytes, name: str = "trace.json") -> Trace:
 
 
 FORMATS = {
-    "byte order mark": b"\xef\xbb\xbf" + TEXT,
-    "list with one": b"\xef\xbb\xbf" + json.dumps(EVENTS).encode(),
-    "xz": lzma.compress(TEXT),
-    "two streams of xz": lzma.compress(TEXT[:300]) + lzma.compress(TEXT[300:]) + b"\0" * 8,
-    "bzip2": bz2.compress(TEXT),
-    "zip": zipped(trace__json=TEXT),
-    "zip with a note": zipped(trace__json=TEXT, README__txt=b"the third run"),
+    "plain": TEXT,
+    "bare list": json.dumps(EVENTS).encode(),
+    "gzip": gzip.compress(TEXT, mtime=0),
+    "two members of gzip": gzip.compress(TEXT[:300], mtime=0) + gzip.compress(TEXT[300:], mtime=0) + b"\0" * 8,
     "gzip with something behind it": gzip.compress(TEXT, mtime=0) + b"something else",
-    "a line each": LINES,
-    "a line each, commas between": LINES.replace(b"}\n", b"},\n"),
-    "a line each, Windows": LINES.replace(b"\n", b"\r\n"),
-    "a line each, packed": gzip.compress(LINES, mtime=0),
 }
 
 
@@ -69,40 +48,16 @@ def test_zstd_is_read_where_a_library_for_it_is_at_hand_and_else_the_way_out_is_
     try:
         assert len(read(tmp_path, packed).name) == 0
     except ValueError as error:
-        assert "zstd -d" in str(error)
-        assert all(importlib.util.find_spec(name) is None for name in ("zstandard", "pyzstd"))
+        assert "zstd -d" in str(error) and not isinstance(error, NotATrace)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\x04\x22\x4d\x18" + b"\0" * 40, "lz4 -d"),
-        (b"7z\xbc\xaf\x27\x1c" + b"\0" * 40, "7z x"),
-        (TEXT.decode().encode("utf-16"), "UTF-8"),
-        (zipped(a__json=TEXT, b__json=TEXT), "2 .json files"),
-        (zipped(a__txt=b"x"), "0 .json files"),
-        (zipped(a__json=TEXT)[:200], "cut short"),
-    ],
-)
-def test_what_is_not_unpacked_here_is_named_with_the_way_out(tmp_path, content, said):
-    with pytest.raises(ValueError, match=said) as raised:
-        read(tmp_path, content)
-    assert not isinstance(raised.value, NotATrace)
-
-
-@pytest.mark.parametrize("pack", [lzma.compress, bz2.compress, lambda text: gzip.compress(text, mtime=0)])
-def test_what_is_whole_of_a_packed_file_that_was_cut_short_is_told(tmp_path, monkeypatch, pack):
+def test_what_is_whole_of_a_packed_file_that_was_cut_short_is_told(tmp_path):
     many = json.dumps([event(f"op {number * 7919 % 1000:x}", number, 1) for number in range(20_000)]).encode()
-    packed = pack(many)
+    packed = gzip.compress(many, mtime=0)
     trace = read(tmp_path, packed[: len(packed) * 9 // 10])
     assert 0 < len(trace.name) < 20_000
-    assert [fault.kind for fault in trace.faults] == ["cut_short"] * len(trace.faults) != []
+    assert {fault.kind for fault in trace.faults} == {"cut_short"}
     assert not analyze(trace).is_conclusive
-
-
-def test_lines_that_were_cut_short_are_told(tmp_path):
-    trace = read(tmp_path, LINES[:-9])
-    assert (names_of(trace), [fault.kind for fault in trace.faults]) == (NAMES[:-1], ["cut_short"])
 
 
 def sound(count: int) -> Iterable[dict]:

@@ -203,7 +203,7 @@ def test_leaves_the_profiler_itself_out_of_the_stacks(tmp_path):
 def test_the_line_of_the_program_is_none_of_those_that_mark_its_stages(tmp_path):
     frames = [
         python_frame("boundby/train.py(3): step", 0, 100, 1, None),
-        python_frame("boundby/integrations/transformers.py(555): _begin_stage", 10, 60, 2, 1),
+        python_frame("boundby/training/transformers.py(555): _begin_stage", 10, 60, 2, 1),
     ]
     trace = read_trace(write(tmp_path, *frames))
     assert line_of(trace, host_tree(trace), 1) == "train.py:3"

@@ -5,8 +5,8 @@ python -m pytest tests/library/test_trace_removal.py
 
 import pytest
 
+from boundby.bound.trace_judgement import judge_trace
 from boundby.trace import analyze, read_trace
-from boundby.trace.judgement import judge_trace
 from boundby.trace.removal import HOST_CAUSES
 from tests.trace_truth.programs import random_program
 from tests.trace_truth.recorder import text

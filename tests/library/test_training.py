@@ -11,7 +11,7 @@ import pytest
 
 from boundby.training import StageTimer, TimerOptions
 from boundby.training.aggregate import SAMPLE, RunningStatistics
-from boundby.training.recorder import MOST_EVENTS
+from boundby.training.recorder import MOST_WAITING
 from boundby.training.records import ABSENT, CUT, DISTURBED, RAISED, bytes_of, times_from
 from tests.fakes import FakeNanoseconds
 from tests.timed_loops import Device, S, host_ns, reasons, run
@@ -221,9 +221,9 @@ def test_a_step_that_never_ends_takes_no_more_and_more_memory(timer, endless):
         "metrics": lambda: timer.metrics({"loss": 1.0}),
         "timed": lambda: list(timer.timed([])),
     }[endless]
-    for _ in range(3 * MOST_EVENTS):
+    for _ in range(3 * MOST_WAITING):
         act()
-    assert len(timer.recorder.events) <= MOST_EVENTS + 1
+    assert timer.recorder.num_waiting <= MOST_WAITING + 1
 
 
 def test_events_of_two_threads_are_told_apart_whoever_understands_them(timer, clock):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from boundby.bound.verdict import Fix, Gain
 from boundby.training import judge_training
-from boundby.verdict import Fix, Gain
 from tests.judged_runs import HEALTHY, judged, run, trace
 
 # What a trace of the host says of any of them: no operator runs, so that it is launching, by large factors.

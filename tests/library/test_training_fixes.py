@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from boundby.timer import Timer
+from boundby.timing.timer import Timer
 from boundby.training import fixes
 from boundby.training.fixes import Recipe, try_fixes
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, FakeWatch
 
 CPU = torch.device("cpu")
 STEPS = 64
@@ -76,7 +76,7 @@ def recipe(clock, monkeypatch):
 
 
 def tried(recipe, clock, **options):
-    found = try_fixes(recipe, Timer(clock), budget_s=600.0, pause=clock.advance, **options)
+    found = try_fixes(recipe, Timer(clock), budget_s=600.0, watch=FakeWatch(), pause=clock.advance, **options)
     return {trial.fix.kind: trial for trial in found.trials}, {each.fix.kind: each for each in found.untried}
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from boundby.bound.verdict import Doubt, Fix, Gain
 from boundby.training import StageTimer, StageTimes, TimerOptions, judge_training
 from boundby.training.judgement import ENOUGH_STEPS, LEAST_STEPS
 from boundby.training.records import METRIC, OCCURRENCE, Summaries
-from boundby.verdict import Doubt, Fix, Gain
 from tests.fakes import FakeNanoseconds
 from tests.judged_runs import HEALTHY, Stream, gain_of, judged, run, trace
 

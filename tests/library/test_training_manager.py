@@ -285,7 +285,7 @@ def test_a_source_that_fails_is_a_remark_and_no_end_of_the_run(tmp_path, monkeyp
     def fails(source):
         raise OSError("the driver is gone")
 
-    monkeypatch.setattr("boundby.sampler.PsutilSource.read", fails)
+    monkeypatch.setattr("boundby.machine.sampler.PsutilSource.read", fails)
     with ProfilerManager(tmp_path, device=CPU, options=ManagerOptions(trace=False)) as manager:
         manager.step()
     times = read_stage_times(tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from boundby import files
+from boundby.bound.verdict import Verdict
 from boundby.training import StageTimer, TimerOptions, ranks_in
 from boundby.training.results import (
     SUMMARY,
@@ -17,7 +18,6 @@ from boundby.training.results import (
     trace_verdict_of,
     write_merged_summary,
 )
-from boundby.verdict import Verdict
 from tests.fakes import FakeNanoseconds
 
 TRACE = Verdict("launch", (), 0.5, "medium", "untested", (), ())

@@ -143,8 +143,8 @@ def test_a_run_of_another_process_goes_on_while_that_process_lives(recorded, pid
 
 @pytest.mark.parametrize(
     ("host", "silent_s", "is_kept"),
-    [("another", 3600.0, True), ("another", 2 * files.SILENT_S, False), (None, 3600.0, True)],
-    ids=["elsewhere", "elsewhere and silent", "of an earlier version"],
+    [("another", 3600.0, True), ("another", 2 * files.SILENT_S, False)],
+    ids=["elsewhere", "elsewhere and silent"],
 )
 def test_a_run_that_another_host_may_still_write_is_alive_until_proven_dead(recorded, host, silent_s, is_kept):
     path = recorded / "stage_times.json"

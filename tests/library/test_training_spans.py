@@ -8,7 +8,7 @@ import torch
 
 from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, StageTimer, TimerOptions
-from boundby.training.recorder import ENOUGH_EVENTS
+from boundby.training.recorder import ENOUGH_WAITING
 from boundby.training.records import CUT, DISTURBED, RAISED
 from tests.fakes import FakeNanoseconds
 from tests.timed_loops import S, host_ns, reasons, run
@@ -144,7 +144,7 @@ def test_the_time_that_understanding_takes_is_in_no_epoch(clock):
     timer.recorder.settle = lambda **how: (understand(**how), clock.advance(5))
     began = clock()
     with timer.span("epoch"):
-        for _ in range(ENOUGH_EVENTS + 1):
+        for _ in range(ENOUGH_WAITING + 1):
             timer.step()
     assert clock() == began + 5 * S, "it was understood once"
     timer.stop()

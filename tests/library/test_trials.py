@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from boundby import trials
-from boundby.judgement import IDLE_DEVICE, confirm
-from boundby.roofline import Interval
-from boundby.timer import Timer
-from boundby.trials import Candidate, Made, coarser_products, doubled_batch, fewer_threads, graph_replay, try_out
-from boundby.verdict import Fix, Gain, SameLabels, Trial
-from tests.fakes import FakeClock, FakeThreads, FakeWatch
+from boundby.bound import trials
+from boundby.bound.bench import Bench
+from boundby.bound.judgement import IDLE_DEVICE, confirm
+from boundby.bound.trials import Candidate, Made, coarser_products, doubled_batch, fewer_threads, graph_replay, try_out
+from boundby.bound.verdict import Fix, Gain, SameLabels, Trial
+from boundby.timing.timer import Timer
+from boundby.work.roofline import Interval
+from tests.fakes import FakeClock, FakeThreads, FakeWatch, QueuedDevice
 
 FORWARD_S = 2.0**-4
 Work = Callable[[], None]
@@ -47,8 +48,8 @@ def changed_to(work: Callable[[], object], fix: Fix = OTHER, **options: object) 
 
 def tried(clock: FakeClock, work: Work, *candidates: Candidate | None, **options: object):
     """Return what came of the candidates, with seconds for all of them."""
-    settings = {"budget_s": 100.0, **options}
-    return try_out(work, [each for each in candidates if each], Timer(clock), **settings)
+    bench = Bench(Timer(clock), **{"watch": FakeWatch(), "trials_s": 100.0, **options})
+    return try_out(work, [candidate for candidate in candidates if candidate], bench)
 
 
 def the_trial(clock: FakeClock, work: Work, candidate: Candidate | None) -> Trial:
@@ -134,7 +135,7 @@ def test_pairs_are_added_while_the_factor_is_uncertain_and_there_is_time(clock):
     found = the_trial(clock, restless, changed_to(takes(clock, FORWARD_S)))
     assert 1.0 < found.measured.low < found.measured.value < found.measured.high < 2.0
     assert found.pairs == trials.MOST_PAIRS
-    [short] = tried(clock, restless, changed_to(takes(clock, FORWARD_S)), budget_s=3.0).trials
+    [short] = tried(clock, restless, changed_to(takes(clock, FORWARD_S)), trials_s=3.0).trials
     assert trials.LEAST_PAIRS <= short.pairs < trials.MOST_PAIRS
 
 
@@ -153,8 +154,8 @@ def test_the_wait_for_the_device_is_part_of_every_time(clock):
         clock.advance(queued)
         queued = 0.0
 
-    timer = Timer(clock, synchronize)
-    found = try_out(launch(FORWARD_S), [changed_to(launch(2 * FORWARD_S))], timer, budget_s=100.0)
+    bench = Bench(Timer(clock, synchronize), watch=FakeWatch(), trials_s=100.0)
+    found = try_out(launch(FORWARD_S), [changed_to(launch(2 * FORWARD_S))], bench)
     assert found.trials[0].measured == Interval.exact(0.5)
 
 
@@ -166,11 +167,11 @@ def test_a_disturbed_trial_is_made_once_more(clock, busy, windows, doubts):
     assert len(found.trials) == 1
 
 
-@pytest.mark.parametrize(("own", "windows"), [(None, 2), (1, 1)])
-def test_cores_that_a_gpu_leaves_free_may_be_used_by_others(clock, own, windows):
+@pytest.mark.parametrize(("on_device", "windows"), [(False, 2), (True, 1)])
+def test_cores_that_a_gpu_leaves_free_may_be_used_by_others(clock, on_device, windows):
     watch = FakeWatch(lambda window: 2.0)  # of four
     work = takes(clock, FORWARD_S)
-    found = tried(clock, work, changed_to(work), watch=watch, threads=own)
+    found = tried(clock, work, changed_to(work), watch=watch, queue=QueuedDevice(clock) if on_device else None)
     assert (watch.windows, bool(found.doubts)) == (windows, windows == 2)
 
 
@@ -210,7 +211,7 @@ def test_what_does_not_fit_into_the_seconds_is_not_begun(clock):
 
     dear = Candidate(Fix("fuse_operators"), made, setup_s=30.0)
     said: list[str] = []
-    options = {"budget_s": 10.0, "told": lambda text, left_s: said.append(text)}
+    options = {"trials_s": 10.0, "told": lambda text, left_s: said.append(text)}
     found = tried(clock, takes(clock, FORWARD_S), dear, changed_to(takes(clock, FORWARD_S)), **options)
     assert len(said) == 2 and said[0].startswith("trial: ")
     [untried] = found.untried
@@ -224,7 +225,7 @@ def test_a_trial_stands_beside_what_was_predicted_and_the_labels_it_keeps(clock)
     fix = Fix("dtype", {"dtype": "bfloat16"})
     gain = Gain(fix, 3.0, "a limit", predicted=Interval(1.9, 1.7, 2.1))
     candidate = Candidate(fix, lambda: Made(takes(clock, FORWARD_S / 2), lambda: kept))
-    [found] = tried(clock, takes(clock, FORWARD_S), candidate, gains=[gain]).trials
+    [found] = tried(clock, takes(clock, FORWARD_S), candidate).with_predictions([gain]).trials
     assert (found.predicted, found.at_most, found.same_labels) == (gain.predicted, 3.0, kept)
     assert (found.measured, found.outcome, found.is_within_bound) == (Interval.exact(2.0), "gains", True)
 

@@ -3,15 +3,16 @@
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from boundby.judgement import OF_OWNERS, Times, confirm, judge
-from boundby.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
-from boundby.split import Split
-from boundby.trials import fewer_threads
-from boundby.verdict import (
+from boundby.bound.judgement import OF_OWNERS, Evidence, Forward, Times, confirm, judge
+from boundby.bound.split import Split
+from boundby.bound.trials import fewer_threads
+from boundby.bound.verdict import (
     Cause,
     Doubt,
     Fix,
@@ -20,10 +21,12 @@ from boundby.verdict import (
     Reference,
     SameLabels,
     Trial,
+    Tried,
     Unsettled,
     Untried,
     Verdict,
 )
+from boundby.work.roofline import Interval, Limits, OperatorLoad, attribute, fixed_cost
 from tests.fakes import FakeThreads
 
 MIB = 2**20
@@ -43,6 +46,14 @@ def times(milliseconds: float, **others: object) -> Times:
     return Times(Interval.exact(milliseconds / 1e3), **others)
 
 
+def judged(
+    times: Times, operators: Sequence[OperatorLoad], limits: Limits = LIMITS, trials: Sequence[Trial] = (), **known: Any
+) -> Verdict:
+    """Return the verdict on a forward, on the host unless `on_host` is False, by what else is known."""
+    forward = Forward(times, tuple(operators), limits, on_host=known.pop("on_host", True))
+    return judge(forward, Evidence(tried=Tried(tuple(trials)), **known))
+
+
 def timed(load: OperatorLoad, milliseconds: float) -> OperatorLoad:
     return replace(load, seconds=milliseconds / 1e3)
 
@@ -57,17 +68,17 @@ def timed(load: OperatorLoad, milliseconds: float) -> OperatorLoad:
     ],
 )
 def test_the_bound_is_the_limit_that_needs_most_of_the_time(operators, milliseconds, bound, share):
-    found = judge(times(milliseconds), operators, LIMITS)
+    found = judged(times(milliseconds), operators)
     assert found.bound == bound
     assert found.share_of_limit == pytest.approx(share)
     assert set(found.alternatives) == {"mixed": {"compute", "memory"}, "under_utilised": {"compute"}}.get(bound, set())
 
 
 def test_tiny_operators_and_timed_gaps_between_operators_are_bound_by_launch():
-    found = judge(times(4.0), [timed(TINY, 2.2)], LIMITS)
+    found = judged(times(4.0), [timed(TINY, 2.2)])
     assert (found.bound, found.share_of_limit) == ("launch", 1.0)  # their own time, and the host's between them
-    assert judge(times(40.0), [timed(PRODUCT, 10.0)], LIMITS).bound == "launch"  # 30 of 40 ms are not in any operator
-    assert judge(times(40.0), [PRODUCT], LIMITS).bound == "under_utilised"
+    assert judged(times(40.0), [timed(PRODUCT, 10.0)]).bound == "launch"  # 30 of 40 ms are not in any operator
+    assert judged(times(40.0), [PRODUCT]).bound == "under_utilised"
 
 
 def test_measured_seconds_outweigh_the_limits_in_the_share_of_memory():
@@ -75,7 +86,7 @@ def test_measured_seconds_outweigh_the_limits_in_the_share_of_memory():
     found = attribute([timed(PRODUCT, 10.0), timed(ADDITION, 30.0)], LIMITS, 1e6, 0.04, on_host=True)
     assert found.memory_share == 0.75
     assert (found.compute_s, found.memory_s) == pytest.approx((0.01, 0.01))
-    assert judge(times(45.0), [timed(PRODUCT, 10.0), timed(ADDITION, 30.0)], LIMITS).bound == "memory"
+    assert judged(times(45.0), [timed(PRODUCT, 10.0), timed(ADDITION, 30.0)]).bound == "memory"
 
 
 def test_weights_come_from_as_far_as_all_of_them_together_lie():
@@ -92,18 +103,18 @@ def test_large_results_go_to_new_memory_page_by_page(new_mib, seconds):
 
 
 def test_an_input_or_a_copy_that_takes_longer_than_the_forward_is_the_bound():
-    found = judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS)
+    found = judged(times(10.0, input_s=0.03), [PRODUCT])
     assert (found.bound, found.share_of_limit) == ("input", 0.75)
     assert found.gains[0].fix == Fix("overlap_input")
     assert found.gains[0].at_most == pytest.approx(40 / 30)
-    assert judge(times(10.1, input_s=0.01), [PRODUCT], LIMITS).bound == "compute"
+    assert judged(times(10.1, input_s=0.01), [PRODUCT]).bound == "compute"
     on_gpu = times(12.0, device_s=Interval.exact(0.01), enqueue_s=0.001, transfer_s=0.012)
-    assert judge(on_gpu, [PRODUCT], LIMITS, on_host=False).bound == "transfer"
+    assert judged(on_gpu, [PRODUCT], on_host=False).bound == "transfer"
 
 
 def test_a_copy_longer_than_the_device_computes_is_not_the_bound_where_the_host_takes_longer_still():
     on_gpu = times(40.0, device_s=Interval.exact(0.001), enqueue_s=0.039, transfer_s=0.003)
-    assert judge(on_gpu, [PRODUCT], LIMITS, on_host=False).bound == "launch"
+    assert judged(on_gpu, [PRODUCT], on_host=False).bound == "launch"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +128,7 @@ def test_a_copy_longer_than_the_device_computes_is_not_the_bound_where_the_host_
 )
 def test_a_device_that_waits_for_the_host_is_bound_by_launch(isolated_ms, enqueue_ms, bound):
     on_gpu = times(isolated_ms, device_s=Interval.exact(0.0105), enqueue_s=enqueue_ms / 1e3 * 1.05)
-    found = judge(on_gpu, [PRODUCT], LIMITS, on_host=False)
+    found = judged(on_gpu, [PRODUCT], on_host=False)
     assert found.bound == bound
     graph = next(gain for gain in found.gains if gain.fix.kind == "issue_at_once")
     assert graph.at_most == pytest.approx(isolated_ms / 10.5)
@@ -125,39 +136,43 @@ def test_a_device_that_waits_for_the_host_is_bound_by_launch(isolated_ms, enqueu
 
 
 def test_issuing_at_once_is_offered_without_the_device_s_own_time():
-    found = judge(times(40.0, enqueue_s=0.035), [PRODUCT], LIMITS, on_host=False)
+    found = judged(times(40.0, enqueue_s=0.035), [PRODUCT], on_host=False)
     graph = next(gain for gain in found.gains if gain.fix.kind == "issue_at_once")
     assert (found.bound, graph.at_most) == ("launch", pytest.approx(40.0 / 10.0))
 
 
 def test_a_label_that_changes_at_the_ends_of_the_intervals_is_mixed_and_names_both():
     near_the_edge = Times(Interval(0.0280, 0.0270, 0.0290))  # 10 ms of 28: 36 %, and 34 % at the upper end
-    found = judge(near_the_edge, [PRODUCT], LIMITS)
+    found = judged(near_the_edge, [PRODUCT])
     assert found.bound == "mixed"
     assert set(found.alternatives) == {"compute", "under_utilised"}
     wide = replace(LIMITS, flops_per_s=Interval(100e9, 40e9, 100e9))  # compute may need 10 to 25 ms
-    both = judge(times(34.5), [PRODUCT, replace(ADDITION, other_bytes=90e6)], wide)
+    both = judged(times(34.5), [PRODUCT, replace(ADDITION, other_bytes=90e6)], wide)
     assert (both.bound, both.alternatives) == ("mixed", ("compute",))
 
 
 def test_large_new_results_keep_their_limit_at_the_ends_of_the_intervals():
     to_new_memory = OperatorLoad("aten::add", 1, 0, 0, other_bytes=300e6, new_bytes=100e6)  # 100 ms new, 20 ms not
-    found = judge(times(125.0), [to_new_memory], LIMITS)
+    found = judged(times(125.0), [to_new_memory])
     assert (found.bound, found.share_of_limit) == ("memory", pytest.approx(0.96))
 
 
 def test_a_share_above_one_is_a_doubt_not_a_triumph():
-    found = judge(times(8.0), [PRODUCT], LIMITS)
+    found = judged(times(8.0), [PRODUCT])
     assert found.share_of_limit == pytest.approx(1.25)
     assert [doubt.kind for doubt in found.doubts] == ["share"]
     assert found.confidence != "high"
 
 
-@pytest.mark.parametrize(("operators", "limits"), [([PRODUCT], None), ([], LIMITS)], ids=["limits", "operators"])
-def test_without_limits_or_work_the_verdict_is_inconclusive_with_the_reason(operators, limits):
+def test_without_limits_or_work_the_verdict_is_inconclusive_with_the_reason():
     unknown = Doubt("ceilings", "float16 was not measured")
-    found = judge(times(10.0), operators, limits, unknown=unknown)
-    assert (found.bound, found.confidence, found.share_of_limit) == ("inconclusive", "low", None)
+    found = judge(unknown, Evidence(tried=Tried((HALVED,))))
+    assert (found.bound, found.confidence, found.share_of_limit, found.trials) == (
+        "inconclusive",
+        "low",
+        None,
+        (HALVED,),
+    )
     assert found.doubts == (unknown,)
 
 
@@ -169,7 +184,7 @@ HALVED = Trial(
 
 
 def test_a_trial_speaks_for_or_against_where_all_or_none_of_its_interval_is_expected():
-    found = judge(times(12.5), [PRODUCT], LIMITS, trials=[HALVED])
+    found = judged(times(12.5), [PRODUCT], trials=[HALVED])
     assert (found.bound, found.confirmation, found.confidence, found.settled) == ("compute", "confirmed", "high", True)
     for factor in (Interval(0.6, 0.5, 0.8), Interval(0.4, 0.3, 0.5)):
         assert confirm("compute", [replace(HALVED, measured=factor)]) == "too_uncertain"
@@ -182,7 +197,7 @@ NO_EFFECT = replace(HALVED, measured=Interval(1.0, 0.95, 1.05))  # as if the hos
 
 def test_a_bound_that_a_trial_refutes_is_not_settled_where_nothing_else_takes_its_place():
     for trials in ([NO_EFFECT], [HALVED, NO_EFFECT]):  # one that speaks against it outweighs one that speaks for it
-        found = judge(times(12.0), [PRODUCT], LIMITS, trials=trials)
+        found = judged(times(12.0), [PRODUCT], trials=trials)
         assert (found.bound, found.confirmation, found.confidence) == ("mixed", "untested", "low")
         assert (found.settled, found.unsettled.kind, found.alternatives) == (False, "trials_disagree", ("compute",))
         assert "1 of 2 threads gave 1.00 times the speed" in found.unsettled.text
@@ -190,8 +205,8 @@ def test_a_bound_that_a_trial_refutes_is_not_settled_where_nothing_else_takes_it
 
 
 def test_the_bound_that_a_trial_confirms_takes_the_place_of_the_one_it_refutes():
-    half = judge(times(22.0), [timed(PRODUCT, 12.0)], LIMITS, trials=[NO_EFFECT])  # 10 of 22 ms are between operators
-    assert judge(times(22.0), [timed(PRODUCT, 12.0)], LIMITS).bound == "compute"
+    half = judged(times(22.0), [timed(PRODUCT, 12.0)], trials=[NO_EFFECT])  # 10 of 22 ms are between operators
+    assert judged(times(22.0), [timed(PRODUCT, 12.0)]).bound == "compute"
     assert (half.bound, half.confirmation, half.confidence, half.settled) == ("launch", "confirmed", "medium", True)
     assert [doubt.kind for doubt in half.doubts] == ["changed"]
 
@@ -204,7 +219,7 @@ def owned(seconds=0.020, padding=None, **milliseconds):
 
 
 def on_split(found, *trials, padding=None):
-    return judge(times(1e3 * found.seconds), [PRODUCT], LIMITS, split=found, trials=trials, padding=padding)
+    return judged(times(1e3 * found.seconds), [PRODUCT], split=found, trials=trials, padding=padding)
 
 
 @pytest.mark.parametrize(
@@ -285,29 +300,29 @@ def test_predictions_that_come_true_bear_the_owners_out():
 
 def test_an_interval_too_wide_to_tell_is_not_settled_and_says_what_would_tell():
     wide = Times(Interval(0.0280, 0.0240, 0.0320))
-    found = judge(wide, [PRODUCT], LIMITS)
+    found = judged(wide, [PRODUCT])
     assert (found.bound, found.settled, found.unsettled.kind) == ("mixed", False, "close")
     assert (
         "arithmetic or work too small for this machine would explain the time, which is known to ±14 %"
         in found.unsettled.text
     )
-    assert judge(Times(Interval(0.0280, 0.0270, 0.0290)), [PRODUCT], LIMITS).settled  # on the edge, and known to be
+    assert judged(Times(Interval(0.0280, 0.0270, 0.0290)), [PRODUCT]).settled  # on the edge, and known to be
 
 
 def test_doubts_of_the_measurement_lower_the_confidence():
-    assert judge(times(12.5), [PRODUCT], LIMITS, trials=[HALVED], doubts=[Doubt("noisy", "x")]).confidence == "medium"
-    assert judge(times(12.5), [PRODUCT], LIMITS).confidence == "medium"
-    assert judge(times(12.5), [PRODUCT], LIMITS, doubts=[Doubt("noisy", "x")]).confidence == "low"
+    assert judged(times(12.5), [PRODUCT], trials=[HALVED], doubts=[Doubt("noisy", "x")]).confidence == "medium"
+    assert judged(times(12.5), [PRODUCT]).confidence == "medium"
+    assert judged(times(12.5), [PRODUCT], doubts=[Doubt("noisy", "x")]).confidence == "low"
 
 
 def test_gains_stand_in_order_and_only_those_that_relieve_the_bound():
     padding = Gain(Fix("remove_padding"), 2.4, "58 % of the FLOPs are of padding")
     batch = Gain(Fix("batch_size", {"batch_size": 8}), 1.5, "measured")
     nothing = Gain(Fix("other", {"words": "something"}), 1.01, "too little to name")
-    of_compute = judge(times(12.5), [PRODUCT], LIMITS, gains=[batch, padding, nothing])
+    of_compute = judged(times(12.5), [PRODUCT], gains=[batch, padding, nothing])
     assert [gain.fix.kind for gain in of_compute.gains] == ["remove_padding", "batch_size", "better_kernels"]
     assert of_compute.gains[-1].at_most == pytest.approx(1.25)
-    of_input = judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS, gains=[batch, padding, nothing])
+    of_input = judged(times(10.0, input_s=0.03), [PRODUCT], gains=[batch, padding, nothing])
     assert "remove_padding" not in [gain.fix.kind for gain in of_input.gains]
 
 
@@ -317,7 +332,7 @@ def test_predicted_gains_come_first_and_none_is_smaller_than_the_time_can_tell()
         return Gain(fix, 9.0, "a limit", predicted=Interval(factor, factor, factor))
 
     wide = Times(Interval(0.0125, 0.0120, 0.0130))  # 8 % from end to end
-    found = judge(wide, [PRODUCT], LIMITS, gains=[predicted(1.07), predicted(1.1), predicted(1.5), predicted(0.8)])
+    found = judged(wide, [PRODUCT], gains=[predicted(1.07), predicted(1.1), predicted(1.5), predicted(0.8)])
     assert [str(gain.fix) for gain in found.gains] == ["1.5", "1.1", "better kernels for these shapes"]
 
 
@@ -333,14 +348,14 @@ ON_GPU = times(14.0, device_s=Interval.exact(0.0105), enqueue_s=0.001)
 @pytest.mark.parametrize(
     ("found", "line"),
     [
-        (judge(times(12.5), [PRODUCT], LIMITS), "80.0 GFLOP/s of 100.0 measured on this machine (80 %)"),
+        (judged(times(12.5), [PRODUCT]), "80.0 GFLOP/s of 100.0 measured on this machine (80 %)"),
         (
-            judge(times(12.5), [PRODUCT], LIMITS),
+            judged(times(12.5), [PRODUCT]),
             "operator by operator the limits need 80 % of the time: compute 80 %, memory 0 %, launch 0 %",
         ),
-        (judge(times(10.0, input_s=0.03), [PRODUCT], LIMITS), "making the input takes 30.00 ms"),
-        (judge(times(40.0), [timed(PRODUCT, 10.0)], LIMITS), "of the measured time 75 % is small operators"),
-        (judge(ON_GPU, [PRODUCT], LIMITS, on_host=False), "the device computes for 10.50 of 14.00 ms"),
+        (judged(times(10.0, input_s=0.03), [PRODUCT]), "making the input takes 30.00 ms"),
+        (judged(times(40.0), [timed(PRODUCT, 10.0)]), "of the measured time 75 % is small operators"),
+        (judged(ON_GPU, [PRODUCT], on_host=False), "the device computes for 10.50 of 14.00 ms"),
     ],
 )
 def test_the_evidence_holds_what_tells_most_about_the_bound(found, line):
@@ -360,14 +375,14 @@ def test_a_trial_that_cannot_tell_two_bounds_apart_confirms_neither():
 def test_device_and_isolated_time_move_apart_at_the_ends():
     # at the centre 20 % of the time is idle; with the device at its low end and the whole at its high end it is 49 %
     apart = Times(Interval(0.010, 0.008, 0.0125), device_s=Interval(0.008, 0.0064, 0.010), enqueue_s=0.001)
-    found = judge(apart, [replace(PRODUCT, flops=0.7e9)], LIMITS, on_host=False)
+    found = judged(apart, [replace(PRODUCT, flops=0.7e9)], on_host=False)
     assert found.bound == "mixed" and {"compute", "launch"} <= set(found.alternatives)
 
 
 def test_gains_of_every_bound_that_it_may_be_are_named():
     padding = Gain(Fix("remove_padding"), 2.4, "58 % of the FLOPs are of padding")
     apart = Times(Interval(0.0133, 0.0120, 0.0145), device_s=Interval(0.010, 0.010, 0.010), enqueue_s=0.001)
-    found = judge(apart, [replace(PRODUCT, flops=0.9e9)], LIMITS, on_host=False, gains=[padding])
+    found = judged(apart, [replace(PRODUCT, flops=0.9e9)], on_host=False, gains=[padding])
     assert found.bound == "mixed" and "remove_padding" in [gain.fix.kind for gain in found.gains]
 
 
@@ -375,7 +390,7 @@ def test_what_was_tried_replaces_what_was_thought():
     medium = Fix("matmul_precision", {"precision": "medium"})
     tried = Trial(medium, Interval(0.6, 0.5, 0.7), expected={"compute": (1.4, 2.4)})
     gains = [Gain(medium, 1.9, "the ratio of the ceilings"), Gain(Fix("remove_padding"), 2.4, "padding")]
-    found = judge(times(12.5), [PRODUCT], LIMITS, trials=[tried], gains=gains)
+    found = judged(times(12.5), [PRODUCT], trials=[tried], gains=gains)
     assert [gain.fix.kind for gain in found.gains] == ["remove_padding", "better_kernels"]
     assert [(trial.fix, trial.outcome) for trial in found.trials] == [(medium, "loses")]
 
@@ -495,7 +510,7 @@ def case(rng: random.Random, expected: Trial) -> tuple[str, Verdict]:
     trials = [on_half_the_threads(rng, shares, expected), in_bfloat16(rng, shares, seen)]
     split = Split(SECONDS, tuple(owners), None)
     times = Times(Interval.exact(SECONDS))
-    return truth.most_common(1)[0][0], judge(
+    return truth.most_common(1)[0][0], judged(
         times, OPERATORS, ROUND_LIMITS, split=split, trials=trials[: rng.randint(0, 2)]
     )
 

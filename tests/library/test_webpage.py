@@ -6,7 +6,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from boundby.webpage import FOLDER, environment
+from boundby.layers.webpage import FOLDER, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = FOLDER / "base.css"

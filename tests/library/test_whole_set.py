@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from boundby.stats import estimate
-from boundby.whole_set import Arrivals, Cost, Shape, Totals, seconds_per_sample
+from boundby.timing.stats import estimate
+from boundby.timing.whole_set import Arrivals, Cost, Shape, Totals, seconds_per_sample
 
 LENGTHS = np.clip(np.random.default_rng(7).lognormal(3.9, 0.8, 2000), 3, 512).astype(int)
 

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from boundby.recording import record
+from boundby.bound.recording import record
 from boundby.work import (
-    OperatorWork,
     TransformerShape,
     UnknownWorkError,
     Work,
@@ -23,6 +22,7 @@ from boundby.work import (
     transformer_shape,
 )
 from boundby.work.operators import is_composite
+from boundby.work.roofline import OperatorLoad
 from tests.fakes import FakeClock
 
 FLOAT = 4  # bytes
@@ -38,7 +38,7 @@ SHAPES = ((1, 7), (3, 16), (2, 32))  # texts, tokens
 LENGTHS = (1, 3, 5, 9, 14, 16, 16, 2)
 
 
-def only(work: Work) -> OperatorWork:
+def only(work: Work) -> OperatorLoad:
     (operator,) = work.operators
     return operator
 
@@ -79,17 +79,17 @@ def forward(model: torch.nn.Module, texts: int, tokens: int, padding: int = 0) -
 
 def test_bytes_are_read_written_given_from_outside_and_new_where_a_result_is_allocated():
     layer, given = torch.nn.Linear(4, 3), torch.ones(2, 4)
-    sizes = {"bytes": (3 + 8 + 12 + 6) * FLOAT, "given_bytes": (3 + 8 + 12) * FLOAT, "new_bytes": 6 * FLOAT}
+    sizes = {"weight_bytes": (3 + 8 + 12) * FLOAT, "other_bytes": 6 * FLOAT, "new_bytes": 6 * FLOAT}
     shapes = ((3,), (2, 4), (4, 3))
-    expected = OperatorWork(name="aten::addmm", shapes=shapes, calls=1, flops=2 * 2 * 4 * 3, seconds=None, **sizes)
+    expected = OperatorLoad(name="aten::addmm", shapes=shapes, calls=1, flops=2 * 2 * 4 * 3, seconds=None, **sizes)
     assert only(count(lambda: layer(given))) == expected
     held, other, weight = torch.ones(4, 4), torch.ones(4, 4), torch.ones(8, 8)
     assert only(count(lambda: held + other)).new_bytes == 16 * FLOAT
     assert only(count(lambda: held.add_(other))).new_bytes == 0
     assert only(count(lambda: torch.add(held, other, out=held))).new_bytes == 0
     first, second = count(lambda: (X @ weight) @ weight).operators[0], count(lambda: (X + Y) + X).operators[0]
-    assert first.given_bytes == N + 2 * 64 * FLOAT  # of the two products together: one reads X, both the weight
-    assert second.given_bytes == 3 * N
+    assert first.weight_bytes == N + 2 * 64 * FLOAT  # of the two products together: one reads X, both the weight
+    assert second.weight_bytes == 3 * N
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,15 @@
 """Which torch set-up keeps, fetches or refuses, by the driver and the card, before anything is fetched."""
 
-import json
-import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import choose_torch
 import gpu_and_torch
 import pytest
 from gpu_and_torch import Torch
 
-from tests.fakes import RECORDED, fake_nvidia_smi, fake_program
-from tests.pipeline.test_setup import CORE, ROOT, installed, set_up
+from tests.fakes import RECORDED
 
 ORG = "https://download.pytorch.org/whl"
 PIN = "-r setup/requirements-torch.txt"
@@ -63,16 +58,6 @@ CASES = [
     pytest.param(machine, processor, there, expected, id=f"{machine}-{processor}-{there}")
     for machine, processor, row in TABLE
     for there, expected in zip(ON_THE_MACHINE, row, strict=True)
-]
-THROUGH_THE_SHELL = [  # a second each
-    ("no-devices", "x86_64", None, f"{PIN} --index-url {ORG}/cpu"),
-    ("a100-535-mig", "x86_64", None, FOR_12_6),
-    ("h100-550", "x86_64", "2.8.0+cu128", KEPT),
-    ("h100-550", "x86_64", "2.13.0", FOR_12_6),
-    ("b200-570", "x86_64", None, FOR_12_8),
-    ("h200-580", "x86_64", None, PIN),
-    ("h200-580", "x86_64", "2.13.0+cpu", f"{PIN} --force-reinstall"),
-    ("gb10-580", "aarch64", None, FOR_ARM),
 ]
 
 
@@ -255,87 +240,3 @@ def test_hidden_gpus_are_none(monkeypatch):
     for value in ("", "-1", "NoDevFiles"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         assert here.driver() == gpu_and_torch.Driver(absent="CUDA_VISIBLE_DEVICES hides every GPU")
-
-
-# --- the same through setup_environment.sh, with a Python that writes down what pip is asked
-
-STUB = r"""
-asked=$* about=$TREE/site/torch-0.dist-info/METADATA
-echo "$asked" >>"$TREE/calls"
-case $asked in
-    -c*version*) sed -n 's/^Version: //p' "$about" 2>/dev/null ;;
-    "-m pip index versions torch"*--index-url*) cat "$TREE/indexes/${asked##*/}" ;;
-    "-m pip index versions torch"*) cat "$TREE/indexes/pypi" ;;
-    "-m pip install "*torch.txt*/cpu) echo Version: 2.13.0+cpu >"$about" ;;
-    "-m pip install "*torch.txt*) echo Version: 2.13.0 >"$about" ;;
-    "-m pip install torch=="*) asked=${asked#*==} && echo "Version: ${asked%% *}" >"$about" ;;
-    *setup/verify.py*) ;;
-    *setup/*.py*) PYTHONPATH="$TREE/site" exec "$REAL" -S "$TREE/as_there.py" "$@" ;;
-esac
-"""
-AS_THERE = """
-import os, platform, runpy, sys
-platform.machine = lambda: os.environ["PROCESSOR"]
-sys.executable = os.environ["TREE"] + "/.venv/bin/python"
-sys.path[0] = os.getcwd() + "/setup"
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-FAKE_TORCH = """
-import importlib.metadata, json, os
-from types import SimpleNamespace as fake
-__version__ = importlib.metadata.version("torch")
-facts = json.load(open(os.environ["TREE"] + "/facts.json"))[__version__]
-version, cuda = fake(cuda=facts["cuda"]), fake(is_available=lambda: facts["sees_gpu"])
-def add(_):
-    if facts["problem"]: raise RuntimeError(facts["problem"])
-    return fake(item=lambda: 1.0)
-def zeros(*_, **__): return fake(add_=add)
-"""
-
-
-@pytest.fixture
-def make_pod(tmp_path, monkeypatch) -> Callable[[str, str, str | None], tuple[Path, dict[str, str]]]:
-    """Return what makes a checkout on a machine, and the variables that lead its programs to the stand-ins."""
-
-    def make(machine: str, processor: str, there: str | None) -> tuple[Path, dict[str, str]]:
-        here = Nowhere(monkeypatch, machine, processor, there)
-        facts = {version: facts_of(version, here.driver(), here.capability()) for version in BUILDS}
-        tree = tmp_path / "checkout"
-        (tree / "site/torch").mkdir(parents=True)
-        (tree / "site/torch-0.dist-info").mkdir()
-        (tree / "indexes").mkdir()
-        (tree / "setup").symlink_to(ROOT / "setup")
-        (tree / "setup_environment.sh").symlink_to(ROOT / "setup_environment.sh")
-        if there:
-            (tree / "site/torch-0.dist-info/METADATA").write_text(f"Version: {there}\n", encoding="utf-8")
-        for url, listed in INDEXES.items():
-            name = (url or "/pypi").rpartition("/")[2]
-            (tree / "indexes" / name).write_text(f"Available versions: {listed}\n", encoding="utf-8")
-        (tree / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-        (tree / "as_there.py").write_text(AS_THERE, encoding="utf-8")
-        (tree / "site/torch/__init__.py").write_text(FAKE_TORCH, encoding="utf-8")
-        (tree / ".venv").mkdir()
-        fake_program(tree / ".venv/bin", "python", STUB)
-        fake_nvidia_smi(tree / "programs", machine)
-        path = f"{tree / 'programs'}:{os.environ['PATH']}"
-        return tree, {"PATH": path, "PROCESSOR": processor, "REAL": sys.executable}
-
-    return make
-
-
-@pytest.mark.parametrize(("machine", "processor", "there", "expected"), THROUGH_THE_SHELL)
-def test_setup_fetches_what_was_chosen_and_nothing_that_cannot_work(make_pod, machine, processor, there, expected):
-    tree, environment = make_pod(machine, processor, there)
-    answer = set_up(tree, **environment)
-    assert answer.returncode == 0, answer.stderr
-    assert installed(tree) == ([CORE] if expected == KEPT else [expected, CORE])
-
-
-@pytest.mark.parametrize("machine", ["t4-470", "h100-550-no-libcuda", "mismatch"])
-def test_setup_fetches_nothing_where_nothing_works_and_ends_with_one_line(make_pod, machine):
-    tree, environment = make_pod(machine, "x86_64", None)
-    answer = set_up(tree, **environment)
-    (line,) = answer.stderr.splitlines()
-    assert answer.returncode == 3 and line.startswith("setup_environment.sh: ")
-    assert installed(tree) == []

@@ -17,10 +17,11 @@ import pytest
 from filelock import FileLock
 
 from boundby import files
-from boundby.sampler import DeviceLostError
-from utils import artifacts, cli, estimate, steps
-from utils.console import Console, log_to, stop_logging
-from utils.errors import EnvironmentLacksError, InputError
+from boundby.machine.sampler import DeviceLostError
+from utils.command import artifacts, cli
+from utils.command.console import Console, log_to, stop_logging
+from utils.command.errors import EnvironmentLacksError, InputError
+from utils.steps import estimate, steps
 
 SETTINGS = """\
 model:

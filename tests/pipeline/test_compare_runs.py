@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from boundby import files
-from boundby.disturbance import Disturbance
+from boundby.machine.disturbance import Disturbance
 from tests import baseline_document
 from tests.injection import Fault, injected
-from tests.monitor_runs import USUAL, write_run
-from utils import visits
-from utils.artifacts import METRICS_VERSION, EvaluationFolder
+from tests.monitor_runs import USUAL, times_of, write_run
+from utils.baseline import rounds as visits
+from utils.baseline.rounds import Timing, Visit
+from utils.command.artifacts import METRICS_VERSION, EvaluationFolder
 from utils.comparison import facts
 from utils.comparison.facts import between_dtypes, rounds_of, visits_of
-from utils.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
-from utils.visits import Timing, Visit
+from utils.models.tasks.sequence_classification.score import COLUMNS as PREDICTION_COLUMNS
+from utils.training import comparison
 
 SPREAD = (1.0, 1.004, 0.996, 1.002, 0.998)  # of five quiet rounds
 LOUD = (1.0, 1.12, 0.9, 1.05, 0.96)
@@ -363,7 +364,7 @@ def test_a_shard_of_another_plan_is_not_taken(tmp_path: Path) -> None:
 
 
 def layout(folder: Path) -> Any:
-    from utils.artifacts import Layout
+    from utils.command.artifacts import Layout
 
     return Layout(folder, folder / "baseline_metrics.json", folder / "detailed_metrics.csv", folder / "val_df.csv")
 
@@ -481,6 +482,53 @@ def test_a_run_says_what_a_second_one_would_need_to_be_found_the_same(half_width
         )  # 18 rounds: ten batches take 0.4 s, that of typical cost 0.1 s, untimed and timed
         assert "profiling.max_seconds_per_batch_size=" in found.text(0.03)
     assert facts.budget_for_same(document([], batch_sizes=rows[2:])) is None
+
+
+def pace(step: int) -> float:
+    return 1 + (step * 7 % 5) / 50
+
+
+def trained(factor: float = 1.0, **stages: float):
+    return times_of(
+        {name: value * pace(step) * factor for name, value in (USUAL | stages).items()} for step in range(60)
+    )
+
+
+def stage_rows(a, b) -> dict[str, comparison.StageRow]:
+    return {each.name: each for each in comparison.contrast(a, b).rows}
+
+
+def test_the_stage_that_grew_is_slower_and_the_mirror_image_faster():
+    found = stage_rows(trained(), trained(forward=6.0))
+    assert found["forward"].comparison.verdict == "slower" and found["forward"].comparison.ratio == pytest.approx(2.0)
+    assert found[comparison.STEP_ROW].comparison.ratio == pytest.approx(1.3)
+    assert {found[name].comparison.verdict for name in ("data", "backward", "optimizer")} == {"same"}
+    assert found["forward"].a.share == pytest.approx(0.3) and found["forward"].b.share == pytest.approx(6 / 13)
+    assert found["forward"].b.low is not None
+    slower, faster = trained(1.25), trained()
+    pairs = [(faster, slower), (slower, faster)]
+    one, other = (stage_rows(*pair)[comparison.STEP_ROW].comparison for pair in pairs)
+    assert (one.verdict, other.verdict) == ("slower", "faster") and one.ratio * other.ratio == pytest.approx(1.0)
+
+
+def test_what_cannot_be_compared_has_a_reason():
+    found = stage_rows(trained(), trained(reward=2.0))
+    assert (found["reward"].comparison, found["reward"].reason) == (None, "only B has it")
+    assert found["reward"].a is None and found["reward"].b.step_s == pytest.approx(2.08e-3)
+    found = stage_rows(trained(sync=0.0), trained(sync=0.0))
+    assert (found["sync"].comparison, found["sync"].reason) == (None, "in some windows it took no time")
+    with pytest.raises(ValueError, match="B has 5 undisturbed steps"):
+        comparison.contrast(trained(), times_of([USUAL] * 5))
+
+
+def test_settings_that_differ_are_listed_by_their_path():
+    a = {"training": {"batch_size": 8, "lr": 0.1}, "model": "cnn", "same": [1]}
+    b = {"training": {"batch_size": 16, "lr": 0.1}, "extra": {}, "same": [1]}
+    assert comparison.differences(a, b) == [
+        ("extra", "not there", "{}"),
+        ("model", "cnn", "not there"),
+        ("training.batch_size", "8", "16"),
+    ]
 
 
 @pytest.mark.parametrize(("stages", "verdict", "code"), [({"data": 9.0}, "slower", 1), ({}, "same", 0)])

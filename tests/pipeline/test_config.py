@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from utils.config import Config, Targets, read_settings
-from utils.errors import InputError
-from utils.yaml_settings import load
+from utils.command.errors import InputError
+from utils.settings.schema import Config, Targets, read_settings
+from utils.settings.yaml_file import load
 
 ROOT = Path(__file__).resolve().parents[2]
 MINIMAL = "model:\n  name: some/model\ndataset:\n  file: texts.csv\n"
@@ -139,8 +139,8 @@ def test_what_describes_a_dataset_leaves_with_it_and_the_rest_of_an_own_file_sta
         ("model: {name: [", "FILE:1:16: is not YAML"),
         ("- a\n- b\n", "FILE: holds no settings"),
         ("", "FILE: holds no settings"),
-        ("a: &x [1]\nb: [*x, *x]\n", "FILE:2:5: aliases (*x) are not allowed here"),
-        ("model: !!python/object/apply:os.system [ls]\n", "FILE:1:8: model: tags are not allowed here"),
+        ("a: &x [1]\nb: [*x, *x]\n", "FILE:2:5: is not YAML: aliases (*x) are refused"),
+        ("model: !!python/object/apply:os.system [ls]\n", "FILE:1:8: is not YAML: could not determine"),
         ("x: " + "y" * 1_000_001, "FILE: has 1000004 bytes; a configuration has at most 100000"),
     ],
 )

@@ -12,7 +12,7 @@ from tests import baseline_document as results
 from tests.evaluation_workplace import evaluate, prepare, texts
 from tests.report_reading import run_in, traced
 from tests.tiny_models import save_bert
-from utils import cli, credentials
+from utils.command import cli, credentials
 from utils.report import assembly
 
 SECRET = "cAnArY0123456789"
@@ -78,7 +78,7 @@ def test_a_secret_appears_in_no_byte_that_is_written_or_printed(secrets, tmp_pat
         run_pipeline.main(["--only", "1", f"--storage=s3://u:{SECRET}@b"])
     run_pipeline.announce_failure("02", 1, run_pipeline.arguments().parse_intermixed_args(secrets), 1.0)
     hub = ["model.name=some/model", "dataset.hf_name=some/set", "dataset.file=null"]
-    assert importlib.import_module("utils.dry_run").main(["01", "02", "--", *secrets, *hub]) == 0
+    assert importlib.import_module("utils.report.dry_run").main(["01", "02", "--", *secrets, *hub]) == 0
     importlib.import_module("scripts.04_visualize_results").main(secrets)
     printed = "".join(capfd.readouterr())
     assert "***@run" in printed

@@ -11,21 +11,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from boundby.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
-from boundby.disturbance import Conditions, Disturbance
-from boundby.energy import EnergyMeter, EnergyUse
-from boundby.known import Missing
-from boundby.sampler import DeviceLostError
-from boundby.timer import Timer
-from boundby.verdict import Doubt, Verdict
+from boundby.bound.bench import Bench as Instruments
+from boundby.bound.verdict import Doubt, Verdict
+from boundby.formatting import Missing
+from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.machine.disturbance import Conditions, Disturbance
+from boundby.machine.energy import EnergyMeter, EnergyUse
+from boundby.machine.sampler import DeviceLostError
+from boundby.timing.timer import Timer
 from boundby.work import transformer_flops, transformer_shape
 from tests.fakes import FakeClock, FakeThreads, FakeTokenizer, FakeWatch
-from utils import columns, diagnosis, profiler
-from utils.columns import COLUMNS, NAMES, NOT_DIAGNOSED, Finding
-from utils.diagnosis import DOUBTS_OF_A_VERDICT, Subject, _Case, diagnose
-from utils.profiler import InferenceProfiler
-from utils.selection import Selection
-from utils.visits import Visit
+from utils.baseline import columns, diagnosis
+from utils.baseline import inference as profiler
+from utils.baseline.columns import COLUMNS, NAMES, NOT_DIAGNOSED, Finding
+from utils.baseline.diagnosis import DOUBTS_OF_A_VERDICT, Subject, _Case, diagnose
+from utils.baseline.inference import InferenceProfiler
+from utils.baseline.rounds import Visit
+from utils.baseline.selection import Selection
 
 CPU = torch.device("cpu")
 HIDDEN, LABELS, WORDS = 16, 2, 32
@@ -138,7 +140,8 @@ class Bench:
 
     def subject(self, device: torch.device = CPU, **changes: Any) -> Subject:
         selection = Selection.of(self.texts, self.tokenizer, 512, device)
-        subject = Subject(self.model, selection, self.timer, MACHINE, max_seconds=20.0, watch=FakeWatch(), replay_s=0.0)
+        bench = Instruments(self.timer, watch=FakeWatch(), replay_s=0.0, trials_s=20.0)  # type: ignore[arg-type]
+        subject = Subject(self.model, selection, MACHINE, bench)
         return replace(subject, **changes)
 
     def findings(self, subject: Subject | None = None, chosen: int | None = None) -> list[Finding]:
@@ -216,9 +219,9 @@ def test_the_forward_that_a_gpu_replays_as_a_graph_has_a_mask_that_the_host_does
     bench = Bench(["abcd", "a b c d e"], model).sweep(2)
     seen: list[torch.Tensor] = []
 
-    def bare(work: Any, *_: Any, extras: Any, **__: Any) -> None:
+    def bare(call: Any, *_: Any) -> None:
         model.register_forward_pre_hook(lambda *given: seen.append(given[2]["attention_mask"]), with_kwargs=True)
-        extras.bare()
+        call.bare()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(diagnosis, "is_gpu", lambda device: True)
@@ -231,9 +234,9 @@ def test_the_forward_that_a_gpu_replays_as_a_graph_has_a_mask_that_the_host_does
 def test_flops_far_from_the_formula_are_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(EVEN).sweep(4)
     counted = values(bench.finding())["flops_per_batch"]
-    monkeypatch.setattr("utils.diagnosis.transformer_shape", lambda model: "a shape that is known")
+    monkeypatch.setattr("utils.baseline.diagnosis.transformer_shape", lambda model: "a shape that is known")
     for factor, doubts in ((1.04, []), (2.0, ["the counted FLOPs are 0.50 times those of the formula"])):
-        monkeypatch.setattr("utils.diagnosis.transformer_flops", lambda *_, factor=factor: factor * counted)
+        monkeypatch.setattr("utils.baseline.diagnosis.transformer_flops", lambda *_, factor=factor: factor * counted)
         found = [doubt.text[:53] for doubt in bench.finding().verdict.doubts if doubt.kind == "work"]
         assert found == doubts
 
@@ -539,7 +542,7 @@ SUBJECTS: dict[str, dict[str, Any]] = {
     "no ceilings": {"ceilings": replace(MACHINE, compute=())},
     "gross energy": {"energy": meter(*THREE_WINDOWS)},
     "energy": {"energy": meter(*THREE_WINDOWS), "idle_w": 8.0},
-    "no budget": {"max_seconds": 0.0},
+    "no budget": {"bench": Instruments(trials_s=0.0)},
 }
 
 

@@ -9,13 +9,14 @@ import pytest
 from boundby import files
 from tests import foreign
 from tests.monitor_runs import write_run
-from utils import steps, visits
-from utils.artifacts import METRICS_VERSION, Layout
-from utils.config import Config
-from utils.document import read_document
-from utils.errors import InputError
-from utils.monitor.runs import Index
-from utils.yaml_settings import load
+from utils.baseline import rounds as visits
+from utils.baseline.document import read_document
+from utils.command.artifacts import METRICS_VERSION, Layout
+from utils.command.errors import InputError
+from utils.settings.schema import Config
+from utils.settings.yaml_file import load
+from utils.steps import steps
+from utils.training.monitor.runs import Index
 
 DEEP = "[" * 100_000
 SHAPES = ["", "null", "[]", "3", '"text"', "{}", '{"a": ', "[null]", "NaN", DEEP, '{"x": ' * 10_000]
@@ -79,7 +80,7 @@ def test_a_visit_of_the_wrong_shape_spoils_itself_alone(tmp_path, line):
     assert visits.read(path) == [whole]
 
 
-def test_a_document_is_a_plain_file_of_bounded_size_and_a_log_loses_its_long_lines_alone(tmp_path, monkeypatch):
+def test_a_document_is_a_plain_file_of_bounded_size_and_a_log_loses_its_torn_lines_alone(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "large.json").write_bytes(b"[")
     os.truncate(tmp_path / "large.json", files.LARGEST_DOCUMENT + 1)  # sparse: takes no room on the disk
@@ -87,9 +88,8 @@ def test_a_document_is_a_plain_file_of_bounded_size_and_a_log_loses_its_long_lin
         for read in (files.read_json, lambda path: files.read_as(path, steps.Receipt)):
             with pytest.raises(ValueError, match=rf"{name} .*{fault}"):
                 read(tmp_path / name)
-    monkeypatch.setattr(files, "LONGEST_LINE", 10)
-    (tmp_path / "log.jsonl").write_text('1\n"' + "x" * 100 + '"\n2\n[1,2,3,4]\n[1,2,3,4,\n3')
-    assert files.read_json_lines(tmp_path / "log.jsonl") == [1, 2, [1, 2, 3, 4], 3]
+    (tmp_path / "log.jsonl").write_text("1\n[1,2,3,4]\n[1,2,3,4,\n3")
+    assert files.read_json_lines(tmp_path / "log.jsonl") == [1, [1, 2, 3, 4], 3]
 
 
 def test_one_damaged_training_run_hides_no_other(tmp_path):
@@ -110,12 +110,6 @@ def config_of(tmp_path: Path, text: str) -> Path:
     return tmp_path / "config.yaml"
 
 
-@pytest.mark.parametrize("text", [f"model: {'[' * 3000}{']' * 3000}", f"model: {'[' * 30}{']' * 30}", "[" * 5000])
-def test_settings_have_a_bound_on_their_depth(tmp_path, text):
-    with pytest.raises(InputError, match="nested deeper than 20 levels|is not YAML"):
-        load(Config, config_of(tmp_path, text))
-
-
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev", "fifo"])
 def test_settings_are_read_from_files_alone(tmp_path, path):
     if path == "fifo":
@@ -128,11 +122,9 @@ def test_settings_are_read_from_files_alone(tmp_path, path):
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("profiling.max_seconds_per_batch_size=.inf", "is no finite number"),
-        ("targets.accuracy=.nan", "is no finite number"),
-        (f"profiling.num_measurement_runs=1{'0' * 400}", "is larger than"),
-        ('output.results_dir="a\\0b"', "holds a NUL character"),
-        (f"profiling.batch_sizes={'[' * 3000}", "nested too deeply|not YAML"),
+        ("profiling.max_seconds_per_batch_size=.inf", "should be a finite number"),
+        ("targets.accuracy=.nan", "should be a finite number"),
+        (f"profiling.batch_sizes={'[' * 3000}", "is not YAML"),
         ("output.results_dir=/proc/x", "is on no disk"),
         ("dataset.local_path=/dev/x.csv", "is on no disk"),
     ],

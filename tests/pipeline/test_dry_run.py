@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from boundby import ceilings, environment, replay
-from boundby.compare import spread_for_same
-from utils import dry_run, estimate
+from boundby.bound import bench
+from boundby.machine import ceilings, environment
+from boundby.timing.compare import spread_for_same
+from utils.report import dry_run
+from utils.steps import estimate
 
 
 def said(capsys: pytest.CaptureFixture[str], folder: Path, *settings: str) -> str:
@@ -18,7 +20,7 @@ def said(capsys: pytest.CaptureFixture[str], folder: Path, *settings: str) -> st
 
 
 def test_the_budgets_are_those_of_the_steps() -> None:
-    assert (estimate.CEILINGS_S, estimate.REPLAY_S) == (ceilings.BUDGET_S, replay.BUDGET_S)
+    assert (estimate.CEILINGS_S, estimate.REPLAY_S) == (ceilings.BUDGET_S, bench.REPLAY_S)
 
 
 @pytest.mark.parametrize("seconds", [10, 15, 60])

@@ -10,18 +10,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from boundby import device as devices
 from boundby.inference import selfcheck
+from boundby.machine import device as devices
 from tests import evaluation_workplace as workplace
 from tests.gpu_double import H100, T4, plugged_in
 from tests.report_reading import pod, section, text
 from tests.tiny_models import WORDS, edit_config, save_bert
-from utils import baseline, model_source, models, steps
-from utils.artifacts import EvaluationFolder, Layout
-from utils.config import Model, read_settings
-from utils.errors import InputError
+from utils.baseline import sweep as baseline
+from utils.command.artifacts import EvaluationFolder, Layout
+from utils.command.errors import InputError
 from utils.evaluation import plan as plans
-from utils.layers import profiling
+from utils.models import loading as models
+from utils.models import source as model_source
+from utils.settings.schema import Model, read_settings
+from utils.steps import steps
+from utils.tracing.layers import profiling
 
 TEXTS = [" ".join(WORDS[: 1 + length % len(WORDS)]) for length in range(40)]
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")

@@ -16,12 +16,12 @@ from boundby import files
 from boundby.inference import Predictor
 from tests import evaluation_workplace as workplace
 from tests.baseline_document import full_metrics
-from utils import models
-from utils.artifacts import EvaluationFolder
-from utils.ceiling_share import share_of_ceiling
-from utils.errors import InputError, PipelineError
+from utils.baseline.ceiling_share import share_of_ceiling
+from utils.command.artifacts import EvaluationFolder
+from utils.command.errors import InputError, PipelineError
 from utils.evaluation import parts, planning, rows, shards
 from utils.evaluation import plan as plans
+from utils.models import loading as models
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests import evaluation_workplace as workplace
-from utils import baseline as baselines
-from utils.artifacts import EvaluationFolder
+from utils.baseline import sweep as baselines
+from utils.command.artifacts import EvaluationFolder
 from utils.evaluation import plan as plans
 from utils.evaluation import planning
 

@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from boundby import environment, files
+from boundby import files
+from boundby.machine import environment
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import save_bert
-from utils import baseline, contents, steps
-from utils.artifacts import EvaluationFolder, Layout
-from utils.config import Config
+from utils.baseline import sweep as baseline
+from utils.command import contents
+from utils.command.artifacts import EvaluationFolder, Layout
+from utils.command.errors import InputError
 from utils.data import Rows
-from utils.errors import InputError
 from utils.evaluation import parts, planning, shards
 from utils.evaluation import plan as plans
 from utils.evaluation import run as evaluation
+from utils.settings.schema import Config
+from utils.steps import steps
 
 
 @pytest.fixture(scope="module")
@@ -242,13 +245,16 @@ UNLIKE = {  # what makes a worker round otherwise: how it is seen, and told
     "a library more": (other_package("kernels", "0.9"), "versions.kernels is 0.9, planned was None"),
     "another torch": (other_package("torch", "2.9.0"), "versions.torch is 2.9.0, planned was "),
     "another build": (other_answer("utils.evaluation.planning.torch_build", "b"), "versions.torch_build is b, planned"),
-    "another libc": (other_answer("boundby.environment.libc", "musl 1"), "versions.libc is musl 1, planned was "),
+    "another libc": (
+        other_answer("boundby.machine.environment.libc", "musl 1"),
+        "versions.libc is musl 1, planned was ",
+    ),
     "other kernels of torch": (
         other_answer("torch.backends.cpu.get_cpu_capability", "DEFAULT"),
         "arithmetic.capability is DEFAULT, planned was ",
     ),
     "other instructions": (
-        other_answer("boundby.environment.instructions", ("avx", "new")),
+        other_answer("boundby.machine.environment.instructions", ("avx", "new")),
         "arithmetic.instructions lacks ",
     ),
     "kernels of oneDNN": (

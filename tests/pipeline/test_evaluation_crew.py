@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from boundby import files
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import save_bert
-from utils.artifacts import EvaluationFolder
-from utils.errors import EnvironmentLacksError, InputError, PipelineError
+from utils.command.artifacts import EvaluationFolder
+from utils.command.errors import EnvironmentLacksError, InputError, PipelineError
 from utils.evaluation import plan as plans
 from utils.evaluation import planning, ray_engine, storage
 from utils.evaluation.shards import Receipt, ShardPredictor

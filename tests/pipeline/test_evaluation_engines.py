@@ -12,9 +12,9 @@ import torch
 from msgspec import structs
 
 from boundby.inference.engines import ENGINES
-from boundby.stats import estimate
+from boundby.timing.stats import estimate
 from tests import evaluation_workplace as workplace
-from utils.artifacts import EvaluationFolder
+from utils.command.artifacts import EvaluationFolder
 from utils.evaluation import engines, parts
 from utils.evaluation import plan as plans
 

@@ -9,22 +9,22 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score
 
-from boundby.ceilings import PRECISIONS, Ceilings, ComputeCeiling
 from boundby.inference import Tokens
 from boundby.inference.planning import token_budgets
 from boundby.inference.precision import can_prepare
 from boundby.inference.predictor import usual_budget
-from boundby.roofline import Interval
+from boundby.machine.ceilings import PRECISIONS, Ceilings, ComputeCeiling
+from boundby.work.roofline import Interval
 from tests.gpu_double import H100, T4, plugged_in
-from utils.artifacts import Layout
+from utils.command.artifacts import Layout
+from utils.command.errors import InputError, PipelineError
 from utils.data import load_texts
-from utils.errors import InputError, PipelineError
 from utils.evaluation import rows, tuning
 from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
 from utils.evaluation.parts import Record
 from utils.evaluation.plan import Identity
 from utils.evaluation.tuning import Load
-from utils.tasks.sequence_classification import score
+from utils.models.tasks.sequence_classification import score
 
 TEXTS = ("plain", 'with "quotes", and a comma', "two\nlines", "a\r\nbreak\rmore", "é\u2028ü 😀", " ", "=1+1", "last")
 

@@ -11,7 +11,7 @@ import torch
 from boundby.inference import Predictor, PredictorOptions, one_by_one
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import save_bert
-from utils.artifacts import EvaluationFolder
+from utils.command.artifacts import EvaluationFolder
 from utils.evaluation import parts
 from utils.evaluation import plan as plans
 

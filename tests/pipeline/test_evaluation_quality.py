@@ -9,14 +9,14 @@ import pytest
 from sklearn.metrics import brier_score_loss, precision_recall_fscore_support
 
 from boundby import files
-from boundby.known import Missing
+from boundby.formatting import Missing
 from tests import evaluation_workplace as workplace
 from tests import predicted_quality as predicted
 from tests.baseline_document import PLAN
-from utils.artifacts import EvaluationFolder
-from utils.tasks.sequence_classification import calibration, quality, score
-from utils.tasks.sequence_classification.calibration import Reliability
-from utils.tasks.sequence_classification.score import ConfidentMistakes
+from utils.command.artifacts import EvaluationFolder
+from utils.models.tasks.sequence_classification import calibration, quality, score
+from utils.models.tasks.sequence_classification.calibration import Reliability
+from utils.models.tasks.sequence_classification.score import ConfidentMistakes
 
 # Classes
 

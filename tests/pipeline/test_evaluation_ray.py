@@ -89,4 +89,4 @@ def test_ray_leaves_no_process_no_file_and_no_handler_of_signals(seen):
     assert seen["left"] == []
     folders = {worker["folder"] for worker in seen["workers"]}
     assert [folder for folder in folders if "boundby-ray-" not in str(folder) or folder.exists()] == []
-    assert {handler.__module__ for handler in seen["handlers"]} == {"utils.cli"}  # which makes it exit code 143
+    assert {handler.__module__ for handler in seen["handlers"]} == {"utils.command.cli"}  # which makes it exit code 143

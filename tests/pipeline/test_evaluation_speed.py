@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from boundby.formatting import Missing
 from boundby.inference import last_layer, strategies
 from boundby.inference.fixes import COMPILE_S
 from boundby.inference.reference import compare_logits
-from boundby.known import Missing
-from boundby.roofline import Interval
+from boundby.work.roofline import Interval
 from tests import evaluation_workplace as workplace
-from utils.artifacts import EvaluationFolder
-from utils.errors import EnvironmentLacksError, PipelineError
+from utils.command.artifacts import EvaluationFolder
+from utils.command.errors import EnvironmentLacksError, PipelineError
 from utils.evaluation import plan as plans
 from utils.evaluation import planning, tuning
 

@@ -11,11 +11,11 @@ import torch
 from boundby.inference import one_by_one, packing, tokenize
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import LABELS, WORDS, edit_config, save_qwen
-from utils import models
-from utils.artifacts import EvaluationFolder
-from utils.config import Model
+from utils.command.artifacts import EvaluationFolder
 from utils.evaluation import parts, rows
 from utils.evaluation import plan as plans
+from utils.models import loading as models
+from utils.settings.schema import Model
 from utils.variants import ways
 
 WINDOW, SHORT, LONG = 16, 320, 24

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.web_page import WebPage
-from utils.console import printable
+from utils.command.console import printable
 from utils.render import flame_graph
 
 STACKS = [

@@ -18,8 +18,8 @@ from pyarrow import parquet
 
 from tests.fake_hub import COMMIT, FakeHub
 from tests.tiny_models import LABELS, save_bert
-from utils import hub
-from utils.errors import EnvironmentLacksError, InputError
+from utils.command.errors import EnvironmentLacksError, InputError
+from utils.models import hub
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLINE_DEFAULT = "python run_pipeline.py --config configs/quickstart.yaml"
@@ -224,7 +224,7 @@ def test_unreachable_hub_hinders_only_what_is_not_cached(cache, online, closed_p
     assert_refused(
         model, 3, f"{closed_port} cannot be reached for model 'org/good'", "Connection refused", OFFLINE_DEFAULT
     )
-    assert_refused(dataset, 3, f"{closed_port} cannot be reached for dataset 'org/table'", "`make run`")
+    assert_refused(dataset, 3, f"{closed_port} cannot be reached for dataset 'org/table'", OFFLINE_DEFAULT)
     outcomes = ask([fetching("org/good"), fetching("org/good", call="locate")], cache, closed_port)
     assert outcomes == [online["model"], online["located"]]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from boundby.energy import EnergyMeter, RaplCounter
-from boundby.sampler import NoSource, NvmlSource
-from boundby.timer import Timer
+from boundby.machine.energy import EnergyMeter, RaplCounter
+from boundby.machine.sampler import NoSource, NvmlSource
+from boundby.timing.timer import Timer
 from tests.fakes import FakeClock
-from utils import instruments
+from utils.baseline import instruments
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 TICK_S = 2.0**-4

@@ -2,8 +2,8 @@
 
 import pytest
 
-from utils.errors import InputError
-from utils.tasks.sequence_classification.labels import LabelMatcher, ModelLabels, whole_number
+from utils.command.errors import InputError
+from utils.models.tasks.sequence_classification.labels import LabelMatcher, ModelLabels, whole_number
 
 NAMES = ("card_arrival", "card_linking", "age_limit")
 

@@ -4,17 +4,17 @@ import errno
 import importlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from boundby.capture.export import Exported
 from boundby.layers.measurement import LEAST_RUNS
 from boundby.layers.report import read_profile
 from tests import layer_profiles as profiles
 from tests.tiny_models import save_bert
-from utils.layers import profiling
+from utils.tracing.layers import profiling
 
 Command = Callable[..., int]
 QUICK = ["layers.num_runs=2", "layers.warmup_runs=0", "trace.warmup_steps=0", "trace.active_steps=1"]

@@ -14,20 +14,23 @@ from typing import Any
 import pytest
 import torch
 
+from boundby.bound.bench import Bench
+from boundby.bound.trials import Candidate, Made, graph_replay, try_out
+from boundby.bound.verdict import Fix
 from boundby.capture import CaptureOptions, capture
-from boundby.device import synchronizer
 from boundby.layers.engine import ObservabilityEngine
-from boundby.sampler import DeviceLostError, Sampler
-from boundby.timer import Timer
-from boundby.trials import Candidate, Made, graph_replay, try_out
-from boundby.verdict import Fix
+from boundby.machine.device import synchronizer
+from boundby.machine.sampler import DeviceLostError, Sampler
+from boundby.timing.timer import Timer
 from tests import evaluation_workplace as workplace
 from tests.fakes import FakeTokenizer
 from tests.gpu_double import H100, Card, Machine, plugged_in
 from tests.tiny_models import save_bert
-from utils import cli, instruments, steps
-from utils.profiler import Guard, InferenceProfiler, _Plan
-from utils.visits import Visit
+from utils.baseline import instruments
+from utils.baseline.inference import Guard, InferenceProfiler, _Plan
+from utils.baseline.rounds import Visit
+from utils.command import cli
+from utils.steps import steps
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = torch.device("cuda")
@@ -101,8 +104,8 @@ def test_a_driver_that_says_the_gpu_is_lost_ends_the_sweep_too():
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> list[str]:
     """The command line of a sweep that takes no time, and looks into nothing."""
-    monkeypatch.setattr("utils.baseline.find_limits", lambda *_: None)
-    monkeypatch.setattr("utils.instruments.energy", lambda *_: (None, None, "it is not of interest here"))
+    monkeypatch.setattr("utils.baseline.sweep.find_limits", lambda *_: None)
+    monkeypatch.setattr("utils.baseline.instruments.energy", lambda *_: (None, None, "it is not of interest here"))
     return workplace.prepare(
         tmp_path, workplace.texts(8), save_bert(tmp_path / "model"), *QUICK, "evaluation.enabled=false"
     )
@@ -195,8 +198,8 @@ def test_a_trial_and_a_capture_that_lose_the_gpu_end_the_others_and_clean_nothin
             )[place]
             with pytest.raises(DeviceLostError, match="device-side assert"):
                 try_out(
-                    forward, [losing, other], Timer(machine.read, synchronizer(GPU)), budget_s=100.0,
-                    release=lambda: released.append(None),
+                    forward, [losing, other],
+                    Bench(Timer(machine.read, synchronizer(GPU)), release=lambda: released.append(1), trials_s=100.0),
                 )  # fmt: skip
             assert len(answered) == 1 and not released
 

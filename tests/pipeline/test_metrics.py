@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from boundby import memory
-from boundby.disturbance import Conditions, Disturbance
-from boundby.sampler import NoSource, Reading, Sampler
-from boundby.timer import WarmUp
+from boundby.machine import memory
+from boundby.machine.disturbance import Conditions, Disturbance
+from boundby.machine.sampler import NoSource, Reading, Sampler
+from boundby.timing.timer import WarmUp
 from tests.fakes import FakeClock
-from utils import columns
-from utils.columns import COLUMNS, NAMES
-from utils.metrics import MetricsCollector
-from utils.visits import Timing, Visit
+from utils.baseline import columns
+from utils.baseline.columns import COLUMNS, NAMES
+from utils.baseline.metrics import MetricsCollector
+from utils.baseline.rounds import Timing, Visit
 
 MEMORY = {
     "device_allocated_bytes": 100 * 10**6,

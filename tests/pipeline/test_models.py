@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import LABELS, WORDS, edit_config, save_bert, save_qwen
-from utils import model_source, models
-from utils.config import Model
-from utils.errors import EnvironmentLacksError, InputError
+from utils.command.errors import EnvironmentLacksError, InputError
 from utils.evaluation import planning
-from utils.layers import models as layers
+from utils.models import loading as models
+from utils.models import source as model_source
 from utils.quickstart import cache
+from utils.settings.schema import Model
+from utils.tracing.layers import models as layers
 
 TEXTS = [" ".join(WORDS[: 1 + length % len(WORDS)] * (1 + length // 9)) for length in range(40)]
 

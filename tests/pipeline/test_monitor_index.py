@@ -11,9 +11,9 @@ import pytest
 from tests.fakes import FakeClock
 from tests.injection import injected
 from tests.monitor_runs import HOSTILE, Loop, write_run
-from utils.errors import EnvironmentLacksError, InputError
-from utils.monitor import runs, server, text
-from utils.monitor.runs import Index, Processes, Reader, RunFolder
+from utils.command.errors import EnvironmentLacksError, InputError
+from utils.training.monitor import runs, server, text
+from utils.training.monitor.runs import Index, Processes, Reader, RunFolder
 
 NOW = 2e9
 

@@ -11,14 +11,13 @@ import pytest
 from tests.monitor_runs import HOSTILE, USUAL, Loop, write_run
 
 testing = pytest.importorskip("streamlit.testing.v1", reason="Streamlit is not installed")
-TABS = ("Overview", "Timing", "Memory", "Artifacts", "Compare")
+TABS = ("Overview", "Timing", "Memory", "Artifacts")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     write_run(root / "plain", 120)
-    write_run(root / "slower", 120, USUAL | {"forward": 6.0})
     write_run(root / HOSTILE.replace("/", "|"), 60, USUAL | {HOSTILE: 2.0})
     for rank in (0, 1):
         write_run(root / "two ranks", 60, rank=rank, world_size=2)
@@ -38,7 +37,7 @@ def runs(tmp_path_factory):
 def page(root: str) -> None:
     from pathlib import Path
 
-    from utils.monitor import app
+    from utils.training.monitor import app
 
     app.main(Path(root), 30.0)
 
@@ -112,17 +111,6 @@ def test_artifacts_list_the_files_and_what_is_missing(runs):
     assert '"loss": [' in words(shown)
 
 
-def test_compare_judges_two_runs_and_lists_their_settings(runs):
-    shown = opened(runs, "slower", "Compare")
-    shown.selectbox(key="other").select("plain").run()
-    assert "The steps of B are slower than those of A" in words(shown)
-    table = next(each.value for each in shown.dataframe if "verdict" in each.value)
-    verdicts = dict(zip(table["stage"], table["verdict"], strict=True))
-    assert (verdicts["whole step"], verdicts["forward"], verdicts["backward"]) == ("slower", "slower", "same")
-    settings = shown.dataframe[-1].value.to_dict("records")
-    assert settings == [{"setting": "model", "A": "plain", "B": "slower"}]
-
-
 def test_a_run_that_appears_while_the_page_is_open_leaves_the_choice(runs, tmp_path):
     write_run(tmp_path / "first", 30)
     write_run(tmp_path / "second", 30)
@@ -144,7 +132,7 @@ def test_a_run_of_another_machine_is_judged_by_what_it_has_written_not_by_its_cl
     for name, written in (("live", now), ("stuck", now - 3600)):
         for path in (tmp_path / name).iterdir():
             os.utime(path, (written, written))
-    monkeypatch.setattr("utils.monitor.app.time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr("utils.training.monitor.app.time", SimpleNamespace(time=lambda: now))
     for name, is_stalled in (("live", False), ("stuck", True)):
         shown = opened(tmp_path, name)
         assert ("Stalled run" in [each.value for each in shown.error]) is is_stalled
@@ -152,7 +140,7 @@ def test_a_run_of_another_machine_is_judged_by_what_it_has_written_not_by_its_cl
 
 
 def test_a_tab_that_fails_says_so_in_one_line(runs, monkeypatch):
-    from utils.monitor import app
+    from utils.training.monitor import app
 
     def fail(shown):
         raise RuntimeError("out of order")

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from boundby.known import Missing
-from boundby.memory import Demand
-from boundby.stats import estimate
+from boundby.formatting import Missing
+from boundby.machine.memory import Demand
+from boundby.timing.stats import estimate
 from tests import classifiers
-from utils import memory
-from utils.config import Targets
-from utils.optimal import judge, optimal
-from utils.selection import Selection
-from utils.visits import Memory, Timing, Visit
+from utils.baseline import memory
+from utils.baseline.optimum import judge, optimal
+from utils.baseline.rounds import Memory, Timing, Visit
+from utils.baseline.selection import Selection
+from utils.settings.schema import Targets
 
 NO_TARGETS = Targets()
 ALL_TARGETS = Targets(

@@ -5,19 +5,20 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from boundby.layers.records import ModelProfile
 from boundby.layers.report import write_summary
 from boundby.partition import ExecutionPlanner, Link, VirtualNode
 from tests import layer_profiles as profiles
+from utils.partition import picture as partition
 from utils.partition import planning
-from utils.plots import partition, style
+from utils.report.pictures import style
 
 Command = Callable[..., tuple[int, str, str]]
 WIDEST = 100
@@ -126,7 +127,7 @@ def test_the_example_states_every_setting_and_can_be_planned_for(run, profile, t
     assert set(stated) == set(planning.NodesConfig.model_fields)
     assert set(stated["workload"]) == set(planning.Workload.model_fields)
     assert read.workload == planning.Workload() and read.links.default == planning.LinkSettings().default
-    assert (read.overlap, read.in_order, read.nodes[0].headroom) == (True, False, 0.1)
+    assert (read.in_order, read.nodes[0].headroom) == (False, 0.1)
     known = {key for node in stated["nodes"] for key in node}
     assert known == set(planning.Node.model_fields)
     pairs = [{"between": ["one", "two"], "gb_per_s": 12, "latency_us": 20, "measured": True}]
@@ -183,7 +184,6 @@ def test_what_cannot_be_used_ends_with_two(run, profile, tmp_path) -> None:
         ([profile, other, "--nodes", known], "not of the same model: 17 and 11 units"),
         (["missing.json"], "missing.json is not there"),
         (["no-such-preset"], "no such preset"),
-        ([profile, "--nodes", known, "--trial", known], "no run of a plan"),
         ([tmp_path / "other.json"], "is no summary of a profile by layer"),
         ([tmp_path / "empty"], "holds 0 profiles"),
         ([profile, profile], "is a second profile of kind 'cpu'"),

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,20 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
-from matplotlib.transforms import Bbox
 
 from boundby.trace import analyze, read_trace
 from boundby.trace.gaps import CAUSES
-from boundby.trace.links import KINDS
+from boundby.trace.linking import KINDS
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests import trace_document as traces
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered
+from tests.report_reading import variants as reported_variants
 from tests.traces import GPU_TRACES, REAL_NAMES
-from utils.config import Targets
-from utils.document import with_verdicts
-from utils.plots import (
+from utils.baseline.document import with_verdicts
+from utils.report.pictures import (
     batch_size_comparison,
     calibration,
     confusion,
@@ -39,8 +37,9 @@ from utils.plots import (
     timeline,
     variants,
 )
-from utils.trace_analysis import document
-from utils.trace_analysis.traces import Examination, Examined
+from utils.settings.schema import Targets
+from utils.tracing import trace_document as document
+from utils.tracing.traces import Examination, Examined
 
 NO_TARGETS = Targets(
     latency_per_sample_ms=None,
@@ -130,24 +129,19 @@ def test_curves_are_the_measured_values():
         if len(set(line.get_ydata())) == 1 < len(line.get_ydata())
     ]
     assert best.get_ydata()[0] == 0.95 * max(rates)
-    assert "95 % of\nbest" in texts(panel(figure, "Throughput"))
+    assert "95 % of best" in labels(panel(figure, "Throughput"))
 
 
 def test_axis_names_the_batch_sizes_that_have_room_and_their_padding():
-    for sizes in ([1, 3, 24, 100], [1, 2, 4, 8, 16, 32]):
-        axes = comparison(results.document(results.cpu_rows(sizes, rounds=2))).axes[0]
-        assert list(axes.get_xticks()) == sizes
-        assert [label.get_text() for label in axes.get_xticklabels()] == [str(size) for size in sizes]
+    rows = results.cpu_rows([1, 3, 24, 100], rounds=2)
+    axes = comparison(results.document(rows)).axes
+    assert list(axes[0].get_xticks()) == [1, 3, 24, 100]
+    padded = [f"{row['batch_size']}\n{row['padding_pct']:.0f} %" for row in rows]
+    assert named(axes[0].get_xticklabels()) == padded and named(axes[1].get_xticklabels()) == ["1", "3", "24", "100"]
     sizes = list(range(1, 40))
-    axes = comparison(results.document(results.cpu_rows(sizes, rounds=1))).axes[0]
+    axes = comparison(results.document(results.cpu_rows(sizes, rounds=1))).axes[1]
     assert list(axes.get_xticks()) == sizes
-    assert 5 < sum(bool(label.get_text()) for label in axes.get_xticklabels()) < len(sizes)
-    rows = results.cpu_rows()
-    written = texts(panel(comparison(results.document(rows)), "Throughput"))
-    assert [f"{row['padding_pct']:.0f} %" for row in rows] == [
-        text for text in written if re.fullmatch("[0-9]+ %", text)
-    ]
-    assert "up to 2: the fixed cost of a call is shared by more texts\nbeyond 2: padding, 27 to 67 %" in written
+    assert 5 < sum(map(bool, named(axes.get_xticklabels()))) < len(sizes)
 
 
 def test_what_ran_out_of_memory_or_failed_is_a_gap_and_never_a_zero():
@@ -163,7 +157,7 @@ def test_what_ran_out_of_memory_or_failed_is_a_gap_and_never_a_zero():
     figure = comparison(results.gpu_document())
     axes = panel(figure, "Throughput")
     assert math.isnan(curve(axes, "float32")[5]) and curve(axes, "bfloat16")[5] > 1000
-    [name] = [text for text in axes.texts if text.get_text() == "out of\nmemory"]
+    [name] = [text for text in axes.texts if text.get_text() == "out of memory"]
     assert name.get_color() == style.COLOURS["float32"]
     assert "float32: not tried (memory)\nbfloat16: out of memory" in texts(axes)
     axes = comparison(results.document(results.cpu_rows(failed=[8]))).axes[0]
@@ -191,21 +185,21 @@ def test_noisy_points_are_hollow_and_boundless_intervals_flatten_nothing():
 
 def test_optimum_and_target_are_marked():
     document = results.document(results.cpu_rows())
-    assert f"optimal: {document['optimal']['batch_size']}" in texts(comparison(document).axes[0])
-    assert "optimal float32: 8" in texts(comparison(results.gpu_document()).axes[0])
+    assert f"optimal: {document['optimal']['batch_size']}" in labels(comparison(document).axes[0])
+    assert "optimal float32: 8" in labels(comparison(results.gpu_document()).axes[0])
     near = panel(
         comparison(document, NO_TARGETS.model_copy(update={"latency_per_sample_ms": 4})),
         PER_SAMPLE,
     )
     assert [4, 4] in [list(line.get_ydata()) for line in near.get_lines()]
-    assert "target\n4 ms" in texts(near)
+    assert "target 4 ms" in labels(near)
     far = panel(
         comparison(document, NO_TARGETS.model_copy(update={"latency_per_sample_ms": 50})),
         PER_SAMPLE,
     )
-    assert "↑ target\n50 ms" in texts(far)
+    assert "↑ target 50 ms" in labels(far)
     assert [50, 50] not in [list(line.get_ydata()) for line in far.get_lines()]
-    assert not any("target" in text for axes in comparison(document).axes for text in texts(axes))
+    assert not any("target" in text for axes in comparison(document).axes for text in labels(axes))
 
 
 def test_heading_says_what_was_measured():
@@ -513,17 +507,6 @@ def test_counts_of_shown_classes_add_up_to_all_their_rows():
     assert part.sum(axis=1).tolist() == counts.sum(axis=1)[shown].tolist()
 
 
-def test_confused_classes_stand_side_by_side():
-    counts = 10 * np.eye(40, dtype=int)
-    pairs = [(3 * number, 3 * number + 20) for number in range(6)]
-    for line, column in pairs:
-        counts[line, column] = 5 + line
-    shown = confusion.chosen(counts)
-    assert len(shown) == confusion.SHOWN  # filled up with classes that nothing is taken for
-    assert [abs(shown.index(line) - shown.index(column)) for line, column in pairs] == [1] * 6
-    assert confusion.chosen(counts) == shown
-
-
 def test_class_without_rows_is_said_and_zero_hits_are_drawn_as_zero():
     axes = first(confusion.figure(np.array([[0, 4, 0], [1, 2, 0], [0, 0, 0]]), ABOUT, "abc"))
     assert confusion.NO_ROWS in [text.get_text() for text in axes.texts]
@@ -573,40 +556,17 @@ def test_distribution_has_all_predictions_right_ones_below_wrong_ones():
     assert [bar.get_hatch() for bar in axes.containers[1]][:1] == ["//"]  # not by colour alone
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        [(1000.0, 0.0)] * 15,
-        [(1000.0 + place, 1e-5 * place**2) for place in range(15)],
-        [(1000.0, -1e-3 * place) for place in range(12)],
-        [(300.0 + 30 * place, 0.0) for place in range(17)],
-        [(2000.0, 0.0), (2001.0, 0.0001), (1999.0, -0.02), (2000.0, -0.02), (20.0, 0.0), (20.0, 0.0), (20.0, -0.02)],
-    ],
-    ids=["equal", "close", "stacked", "in a row", "at the edges"],
-)
-def test_the_number_of_a_variant_hides_no_other_and_no_mark_wherever_they_lie(points):
-    names = ("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high")
-    rows: Any = [
-        {"name": f"{place}", "words": "a checkpoint with a name of more than forty letters", "against": None,
-         "texts_per_s": dict.fromkeys(("value", "low", "high"), speed), "weight_bytes": 23e6 * (1 + place % 4),
-         "exactness": dict.fromkeys(names, value)}
-        for place, (speed, value) in enumerate(points)
-    ]  # fmt: skip
-    found: Any = {"max_accuracy_drop": 0.01, "min_agreement": 0.99, "recommended": {"name": "3"}}
-    drawn = variants.figure(rows, style.Subject("a model", "on a machine", False), found)
-    drawn.draw_without_rendering()
-    axes, key = drawn.axes
-    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text().isdigit()}
-    marks = [
-        Bbox.from_bounds(*(axes.transData.transform(mark.get_offsets()[0]) - side / 2), side, side)
-        for mark in axes.collections
-        for side in [math.sqrt(mark.get_sizes()[0]) * drawn.dpi / 72]
-    ]
-    assert len(boxes) == len(marks) == len(points)
-    for number, box in boxes.items():
-        others = [other for name, other in boxes.items() if name != number]
-        assert box.count_overlaps([*marks, *others]) == 0, number
-        assert axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1), number
-    lines = [text.get_window_extent() for text in key.texts]
-    assert all(box.count_overlaps(lines) == 1 for box in lines), "of the key, with itself alone"
-    assert all(drawn.bbox.y0 <= box.y0 and box.x1 <= drawn.bbox.x1 for box in lines)
+def test_every_variant_is_a_line_with_its_speed_and_what_it_does_to_the_answers():
+    found: Any = reported_variants()
+    rows = found["variants"]
+    speed, answers = drawn(variants.figure(rows, ABOUT, found)).axes
+    assert named(speed.get_yticklabels()) == [f"{row['words']}, 25 MB" for row in rows]
+    marks = [line for line in speed.get_lines() if line.get_marker() == "o"]
+    assert [float(mark.get_xdata()[0]) for mark in marks] == [row["texts_per_s"]["value"] for row in rows]
+    assert [mark.get_color() for mark in marks] == [variants.ALLOWED] * 2 + [variants.CHOSEN, variants.REFUSED]
+    spans = [list(line.get_xdata()) for line in answers.get_lines()[::2]]
+    assert spans == [pytest.approx([-0.3, 0.1])] * 4 + [[-1.0, -1.0]]  # the last is what is allowed
+    for row in rows:
+        row["exactness"]["accuracy_difference"] = None
+    _, answers = drawn(variants.figure(rows, ABOUT, found)).axes
+    assert answers.get_xlabel() == "labels as in float32, %"

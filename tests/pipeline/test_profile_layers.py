@@ -17,12 +17,12 @@ import yaml
 from boundby.layers.report import read_profile
 from tests.fake_hub import FakeHub
 from tests.tiny_models import edit_config, save_bert
-from utils import steps
-from utils.artifacts import Layout
-from utils.config import Config
-from utils.errors import EnvironmentLacksError, InputError
-from utils.layers import LayerSettings, Model, models, profiling
-from utils.yaml_settings import load
+from utils.command.artifacts import Layout
+from utils.command.errors import EnvironmentLacksError, InputError
+from utils.settings.schema import Config
+from utils.settings.yaml_file import load
+from utils.steps import steps
+from utils.tracing.layers import LayerSettings, Model, models, profiling
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {  # of the published weights; classifiers of text have two classes, those of images a thousand
@@ -302,13 +302,15 @@ class Recorded:
         self.wanted: Model | None = None
         self.is_trusted: bool | None = None
         self.shape: tuple[int, ...] = ()
-        self.settings: dict[str, Any] = {}
+        self.settings: profiling.Wanted | None = None
 
     def prepare(self, wanted: Model, *, trust_remote_code: bool) -> models.Subject:
         self.wanted, self.is_trusted = wanted, trust_remote_code
         return models.Subject(bart(), "some model", torch.device("cpu"))
 
-    def profile(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], **settings: Any) -> tuple[Any, Path]:
+    def profile(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], settings: Any, note: Any
+    ) -> tuple[Any, Path]:
         self.shape, self.settings = tuple(inputs["input_ids"].shape), settings
         profile = type("Profile", (), {"coverage": type("Coverage", (), {"status": self.status})})
         return type("Report", (), {"profile": profile, "__str__": lambda self: "what was found"})(), Path("page.html")
@@ -343,8 +345,8 @@ def test_flags_override_the_command_line_which_overrides_the_file(run, recorded,
     run("--config", tmp_path / "my.yaml", "measurement.batch_size=4", "measurement.num_samples=8", *flags)
     assert found.wanted == Model(architecture="bert-base", dtype="bfloat16")
     assert found.shape == (4, 11)
-    assert (found.settings["num_runs"], found.settings["warmup_runs"]) == (5, 2)
-    assert (found.settings["folder"], found.settings["profile_name"]) == (Path("there"), "mine")
+    assert (found.settings.num_runs, found.settings.warmup_runs) == (5, 2)
+    assert (found.settings.folder, found.settings.profile_name) == (Path("there"), "mine")
 
 
 @pytest.mark.parametrize(
@@ -404,8 +406,8 @@ def test_preset_and_model_together_are_wrong_usage(run):
 FROM_HUB = """
 import os
 from pathlib import Path
-from utils.errors import InputError
-from utils.layers import Model, models
+from utils.command.errors import InputError
+from utils.tracing.layers import Model, models
 
 found = models.prepare(Model(name="org/tiny", device="cpu"))
 print(found.name, type(found.model).__name__)

@@ -11,16 +11,16 @@ import pytest
 import torch
 import transformers
 
-from boundby.device_time import DeviceTimer
-from boundby.disturbance import Conditions, Disturbance
-from boundby.sampler import NoSource, Sampler
-from boundby.timer import Timer
+from boundby.bound.device_time import DeviceTimer
+from boundby.machine.disturbance import Conditions, Disturbance
+from boundby.machine.sampler import NoSource, Sampler
+from boundby.timing.timer import Timer
 from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock, FakeTokenizer, FakeWatch, QueuedDevice
-from utils.columns import NAMES
-from utils.profiler import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler, OnDevice, Settings, take_turns
-from utils.selection import Selection
-from utils.visits import Timing, Visit
+from utils.baseline.columns import NAMES
+from utils.baseline.inference import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler, OnDevice, Settings, take_turns
+from utils.baseline.rounds import Timing, Visit
+from utils.baseline.selection import Selection
 
 GPU = torch.device("cuda")  # decides only whether there is a queue
 
@@ -32,7 +32,7 @@ COLD_S = 4.0
 @pytest.fixture(autouse=True)
 def _memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare the garbage collection before each visit, which takes far longer than the fake visits."""
-    monkeypatch.setattr("utils.profiler.release_memory", lambda device: None)
+    monkeypatch.setattr("utils.baseline.inference.release_memory", lambda device: None)
 
 
 class FakeModel:
@@ -428,7 +428,7 @@ def timer_on(gpu: QueuedDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[BatchT
         return SimpleNamespace(logits=input_ids)
 
     asked: list[torch.device] = []
-    monkeypatch.setattr("utils.profiler.device_queue", lambda device: asked.append(device) or gpu)
+    monkeypatch.setattr("utils.baseline.inference.device_queue", lambda device: asked.append(device) or gpu)
     return BatchTimer(model, GPU, Timer(gpu.clock, gpu.synchronize)), asked
 
 
@@ -572,7 +572,7 @@ def test_out_of_memory_on_a_gpu_is_that_of_one_model_alone(monkeypatch: pytest.M
 
 
 def test_no_batch_is_timed_on_a_gpu_before_one_of_its_shape_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from utils import profiler
+    from utils.baseline import inference as profiler
 
     seen, new = set[object](), list[object]()
     forward, isolated = profiler.forward, BatchTimer.isolated
@@ -610,7 +610,7 @@ def test_what_the_allocator_asks_the_gpu_for_anew_in_every_visit_is_in_no_time(m
 
     clock = FakeClock()
     model = Allocates(clock)
-    monkeypatch.setattr("utils.profiler.release_memory", lambda device: setattr(model, "held", 0))
+    monkeypatch.setattr("utils.baseline.inference.release_memory", lambda device: setattr(model, "held", 0))
     monkeypatch.setattr(BatchTimer, "on_device", lambda *_: OnDevice([], reason="it has no clock"))
     owner = InferenceProfiler(model, FakeTokenizer(clock), torch.device("meta"), timer=Timer(clock))
     selection = Selection.of(LONG_TAILED, owner.tokenizer, 512, owner.device)
@@ -710,7 +710,9 @@ def test_batch_sizes_that_do_not_fit_are_results_and_said_in_words(settings, siz
         return stock(self, input_ids=input_ids, **given)
 
     monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", forward)
-    monkeypatch.setattr("utils.baseline.find_limits", lambda *_: None)  # which measures the limits of this machine
+    monkeypatch.setattr(
+        "utils.baseline.sweep.find_limits", lambda *_: None
+    )  # which measures the limits of this machine
     command = [*settings, *workplace.QUICK, f"profiling.batch_sizes={sizes}", f"output.results_dir={tmp_path}"]
     for step in ("02_baseline_inference", "04_visualize_results"):
         assert importlib.import_module(f"scripts.{step}").main(command) == 0
@@ -733,7 +735,7 @@ def test_the_watts_of_an_idle_machine_are_read_before_anything_is_measured(setti
         return lambda *given, **named: order.append(name) or wrapped(*given, **named)
 
     for place in ("instruments.energy", "take_turns", "find_limits"):
-        monkeypatch.setattr(f"utils.baseline.{place}", noted(place, lambda *_, **__: None))
+        monkeypatch.setattr(f"utils.baseline.sweep.{place}", noted(place, lambda *_, **__: None))
     command = [*settings, *workplace.QUICK, f"output.results_dir={tmp_path}"]
     importlib.import_module("scripts.02_baseline_inference").main(command)
     assert order == ["instruments.energy", "take_turns"]

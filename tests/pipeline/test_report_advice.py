@@ -11,9 +11,9 @@ from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from tests.pipeline.test_report_golden import RUNS
 from tests.report_reading import Reader, advised, commands, pod, section, traced
-from utils.cli import DEFAULT_CONFIG, ROOT
-from utils.config import read_settings
+from utils.command.cli import DEFAULT_CONFIG, ROOT
 from utils.report import advice, sources
+from utils.settings.schema import read_settings
 
 
 def test_advice_is_ordered_by_its_gain(read):

@@ -15,7 +15,7 @@ from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered, draw, pod, traced
-from utils.console import printable
+from utils.command.console import printable
 from utils.render import html_page, plain_text
 from utils.render.blocks import (
     Admonition,
@@ -351,7 +351,7 @@ def test_pictures_are_inside_beside_their_sections(read):
     places = [each.get("id") or "picture" for tag, each in page.tags if tag in ("h2", "details", "img")]
     assert places[places.index("where-the-time-goes") :][:2] == ["where-the-time-goes", "picture"]
     assert places[places.index("batch-sizes") :][:3] == ["batch-sizes", "picture", "picture"]
-    assert places[places.index("operators-and-batches") :][:2] == ["operators-and-batches", "picture"]
+    assert places[places.index("operators-of-the-trace") :][:2] == ["operators-of-the-trace", "picture"]
 
 
 def test_picture_has_its_printed_size(tmp_path):

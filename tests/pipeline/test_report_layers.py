@@ -1,10 +1,10 @@
 """What the report says of the layers, and the figure of them; made-up profiles stand in for step 03."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 
 from boundby import files
 from boundby.layers.ranking import blocks, by_self_time
@@ -14,11 +14,11 @@ from tests import baseline_document as results
 from tests import layer_profiles as profiles
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import Reader, draw, drawings, run_in, section, text, traced
-from utils.plots import layers as figure_of_layers
-from utils.plots import style
-from utils.plots.style import BOUNDS
 from utils.render import html_page
 from utils.report import assembly, profiling, sources
+from utils.report.pictures import layers as figure_of_layers
+from utils.report.pictures import style
+from utils.report.pictures.style import BOUNDS
 from utils.report.sources import ReportData
 
 HEADING = "Layer by layer"

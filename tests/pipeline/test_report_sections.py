@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from boundby import files
+from boundby.capture import CaptureManifest, Remark
 from boundby.capture.instruments import SNAPSHOT
 from boundby.formatting import WIDTH
 from tests import baseline_document as results
 from tests import predicted_quality as predicted
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import commands, head, run_in, section, text, traced
-from utils.cli import ROOT
+from utils.command.cli import ROOT
 from utils.report import assembly, batch_sizes, sources, summary
 
 ODD_DOCUMENTS = {
@@ -76,18 +77,13 @@ def test_making_the_report_loads_neither_torch_nor_what_is_not_used():
 # What was measured
 
 
-def test_machine_is_that_of_the_measurement_not_of_the_report(read, tmp_path):
+def test_machine_is_that_of_the_measurement_not_of_the_report(read):
     data = read(results.document(results.cpu_rows([1])))
-    laptop = {**results.CPU_MACHINE, "cpu": "a laptop"}
-    elsewhere = {"machine": laptop, "versions": {"torch": "9"}, "machine_fingerprint": "ffff"}
-    files.write_json(data.layout.run, elsewhere)
+    files.write_json(data.layout.run, {"machine": {**results.CPU_MACHINE, "cpu": "a laptop"}})
     assert "AMD EPYC 7B13" in section(read(data.document), "What was measured on what, and how")
     data.layout.receipt("02").unlink()
-    run = run_in(read.folder)
-    reason = f"no file in {data.layout.results} describes the machine {results.CPU_FINGERPRINT}"
-    assert sources.read(run).machine == sources.Missing(reason)
-    files.write_json(data.layout.run, {**elsewhere, "machine_fingerprint": results.CPU_FINGERPRINT})
-    assert sources.read(run).machine.hardware["cpu"] == "a laptop"
+    reason = sources.Missing("no receipt of step 02 describes the machine")
+    assert sources.read(run_in(read.folder)).machine == reason
 
 
 def test_dataset_that_was_not_evaluated_has_the_reason(read):
@@ -125,7 +121,7 @@ def test_the_memory_snapshot_is_listed_with_the_reason_why_there_is_none(read, k
     data = read(results.document(results.cpu_rows([1])))
     place = "profiler_traces/memory_snapshot.pickle"
     assert f"{place}: not there (step 03 has not written it)" in section(data, "Every file")
-    manifest = sources.Manifest(**{kind: (sources.Remark(assembly.SNAPSHOT, "not for cpu"),)})
+    manifest = CaptureManifest(**{kind: (Remark(assembly.SNAPSHOT, "not for cpu"),)})
     assert f"{place}: not there (not for cpu)" in section(replace(data, manifest=manifest), "Every file")
     data.layout.traces.mkdir(parents=True, exist_ok=True)
     data.layout.memory_snapshot.write_bytes(b"history")
@@ -178,7 +174,7 @@ def test_operators_are_added_up_over_their_shapes(read):
     addmm = data.operators[0]
     assert (addmm["name"], addmm["calls"], addmm["device_total_ms"]) == ("aten::addmm", 192, None)
     assert addmm["cpu_self_ms"] == pytest.approx(1.62 * 52) and addmm["cpu_self_pct"] == pytest.approx(52)
-    said = section(data, "Operators and batches")
+    said = section(data, "Operators of the trace")
     assert "Top operators by own CPU time (3 of 3 batches of 8, float32):" in said
     assert "The profiler slows what it watches: read shares, not times." in said
     assert "aten::addmm 192 84.24 52.0" in said
@@ -187,7 +183,7 @@ def test_operators_are_added_up_over_their_shapes(read):
 
 def test_missing_trace_is_said_and_advised(read):
     data = read(results.document(results.cpu_rows()))
-    assert "Top operators: unknown (step 03 has not run, or was skipped)" in section(data, "Operators and batches")
+    assert "Top operators: unknown (step 03 has not run, or was skipped)" in section(data, "Operators of the trace")
     assert commands(data)["Record a trace"] == "python run_pipeline.py --from 3"
     off = read(data.document, settings={"trace": {"enabled": False}})
     assert commands(off)["Record a trace"] == "python run_pipeline.py --from 3 trace.enabled=true"

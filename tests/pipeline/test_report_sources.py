@@ -10,13 +10,13 @@ from boundby import files
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import draw, drawings, run_in
-from utils.artifacts import METRICS_VERSION, Layout
-from utils.baseline import Result
-from utils.cli import ROOT
-from utils.columns import NAMES, NOT_DIAGNOSED
+from utils.baseline.columns import NAMES, NOT_DIAGNOSED
+from utils.baseline.sweep import Result
+from utils.command.artifacts import METRICS_VERSION, Layout
+from utils.command.cli import ROOT
+from utils.command.errors import InputError
 from utils.data.normalised import FileContent
 from utils.data.sources import DataSource
-from utils.errors import InputError
 from utils.report import sources
 
 

@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from boundby import files
-from boundby.card import BOUNDS
-from boundby.roofline import Interval
-from boundby.verdict import Fix, Gain, Unsettled, inconclusive
+from boundby.bound.card import BOUNDS
+from boundby.bound.verdict import Fix, Gain, Unsettled, inconclusive
+from boundby.work.roofline import Interval
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered, section, text, traced, variants

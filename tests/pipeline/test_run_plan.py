@@ -86,11 +86,11 @@ def test_a_plan_is_simulated_without_any_process(run, plan, monkeypatch) -> None
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda values: {**values, "schema_version": 1}, "older or newer version (1, here 2)"),
-        (lambda values: {**values, "feasible": False, "reason": "too large"}, "holds no plan to run: too large"),
+        (lambda values: {**values, "schema_version": 2}, "older or newer version (2, here 3)"),
+        (lambda values: {**values, "plan": None, "reason": "too large"}, "holds no plan to run: too large"),
         (lambda values: {**values, "plan": {"stages": [{}]}}, "cannot be read"),
         (lambda values: {key: values[key] for key in values if key != "model"}, "cannot be read"),
-        (lambda values: [], "is no plan"),
+        (lambda values: [], "is no plan of this version"),
     ],
 )
 def test_a_file_that_holds_no_plan_of_this_version_ends_with_two(run, plan, tmp_path, change, says) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import save_tokenizer
-from utils import baseline, tasks
-from utils.errors import InputError
+from utils.baseline import sweep as baseline
+from utils.command.errors import InputError
+from utils.models import tasks
 
 TASK = tasks.of("sentence_embeddings")
 STEPS = ("02_baseline_inference", "03_detailed_profiling", "04_visualize_results")

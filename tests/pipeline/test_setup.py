@@ -165,8 +165,8 @@ torch=$(<"$TREE/torch")
 case "$*" in
     -c*version*) echo "$torch" ;;
     *gpu_and_torch.py) printf '%s\tcpu\t/machine/torch/__init__.py\n' "$torch"; [[ $torch != unusable ]] ;;
-    *choose_torch.py) cat "$TREE/none_fits" 2>/dev/null && exit 3; echo 9 -r setup/requirements-torch.txt ;;
-    *"pip install -r setup/requirements-torch.txt") echo 2.13.0 >"$TREE/torch" ;;
+    *choose_torch.py) cat "$TREE/none_fits" 2>/dev/null && exit 3; echo 9 ${CHOICE:--r setup/requirements-torch.txt} ;;
+    *"pip install -r setup/requirements-torch.txt"* | *"pip install torch=="*) echo 2.13.0 >"$TREE/torch" ;;
     *"pip install --require-hashes"*) [[ ! -f $TREE/replaces_torch ]] || echo 9.9 >"$TREE/torch" ;;
 esac
 """
@@ -206,10 +206,13 @@ def test_usable_torch_is_kept_and_the_rest_is_installed_as_locked(tree):
     assert answer.stdout.endswith("next      make run\n")
 
 
-def test_unusable_torch_is_replaced_by_the_pinned_one(tree):
+@pytest.mark.parametrize(
+    "choice", ["-r setup/requirements-torch.txt", "torch==2.11.0+cu126 --index-url https://a/cu126"]
+)
+def test_unusable_torch_is_replaced_by_the_one_that_was_chosen(tree, choice):
     (tree / "torch").write_text("unusable\n", encoding="utf-8")
-    assert set_up(tree).returncode == 0
-    assert installed(tree) == ["-r setup/requirements-torch.txt", CORE]
+    assert set_up(tree, CHOICE=choice).returncode == 0
+    assert installed(tree) == [choice, CORE]
 
 
 def test_what_the_choice_of_a_torch_says_is_the_last_line_where_none_fits(tree):

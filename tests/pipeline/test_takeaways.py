@@ -14,8 +14,9 @@ from boundby import files
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from tests.report_reading import answered, traced
-from utils import export, summary
-from utils.artifacts import Layout
+from utils.command.artifacts import Layout
+from utils.report import export
+from utils.report import run_summary as summary
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 CARD = "quickstart on AMD EPYC\nLimited by  padding\n"
@@ -72,7 +73,8 @@ def test_a_folder_without_results_ends_with_2(script, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["utils.summary", "utils.export", "utils.comparison.baselines", "utils.comparison.blocks"]
+    "module",
+    ["utils.report.run_summary", "utils.report.export", "utils.comparison.baselines", "utils.comparison.blocks"],
 )
 def test_what_only_reads_results_loads_neither_torch_nor_pictures(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torch', 'matplotlib', 'pandas') if name in sys.modules])"
@@ -96,7 +98,7 @@ def test_tensorboard_reads_rows_card_and_pictures_back(layout, tmp_path) -> None
     read = EventAccumulator(str(tmp_path / "board"), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
     assert {each.step: each.value for each in read.Scalars(NAME)} == pytest.approx(throughput(layout), rel=1e-6)
     assert read.Images("plots/roofline")[0].encoded_image_string == PNG
-    [card] = read.Tensors("boundby/card")
+    [card] = read.Tensors("boundby/bound/card")
     assert b"Limited by  padding" in tensor_util.make_ndarray(card.tensor_proto).item()
 
 

@@ -20,9 +20,11 @@ from boundby.trace.operator_table import by_name, table_lines, table_rows
 from tests import trace_document
 from tests.traces import GPU_TRACES, REAL_NAMES, REPOSITORY, call, event, python_frame, step, work
 from tests.traces import document as content
-from utils.console import printable
-from utils.trace_analysis import document, text, words
-from utils.trace_analysis.traces import Pair, examine
+from utils.command.console import printable
+from utils.tracing import trace_document as document
+from utils.tracing import trace_text as text
+from utils.tracing import trace_words as words
+from utils.tracing.traces import Pair, examine
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 WIDEST = 120

@@ -13,9 +13,6 @@ import torch
 
 from boundby.capture import Recorder, Schedule
 from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
-from boundby.training.judgement import TrainingVerdict
-from boundby.verdict import CHANGES
-from utils.profile_check import report
 from utils.training import run_folder
 from utils.training.progress import Progress
 from utils.training.settings import Plan, TrainingSettings
@@ -73,103 +70,33 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_a_sound_run_is_fine_and_json_has_the_recommendations(run, tmp_path, capsys):
+def test_a_sound_run_is_fine_and_json_has_the_verdict(run, tmp_path, capsys):
     code, out = check(capsys, run, "--analysis", "--report", str(tmp_path / "report.txt"))
-    assert code == 0 and "FINE: 7 artefact(s), no fault" in out
+    assert code == 0 and "FINE: 6 artefact(s), no fault" in out, out
     assert "ok metrics.json: 8 steps, 2 epochs" in out
-    assert "ok stage_times.json: 8 steps, 5 of them undisturbed, 24 occurrences; sums as in the rows" in out
-    assert "ok profiler_summary.json: as in stage_times.json: 2 stages, finished" in out
+    assert "ok stage_times.json: 5 undisturbed steps" in out
     assert " ".join((tmp_path / "report.txt").read_text().split()) == out and "What to do about the stages" in out
     told = json.loads(check(capsys, run, "--analysis", "--json")[1])["training"]
-    assert told["text"][0].startswith("What: ") and {"verdict", "recommendations"} <= set(told)
+    assert told["text"][0].startswith("What: ") and told["verdict"]["bound"]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("metrics.json", "losses, speed and accuracy"),
-        ("stage_times.json", "the times of the stages"),
-        ("profiler_summary.json", "the run in sum"),
-        ("manifest.json", "what the trace holds is not known"),
-        ("trace.json", "manifest.json names it as trace"),
-        ("op_stats.csv", "the table of operators"),
-    ],
-)
-def test_a_missing_file_is_a_fault(run, capsys, name, said):
+FILES = ("metrics.json", "stage_times.json", "profiler_summary.json", "manifest.json", "trace.json", "op_stats.csv")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_a_fault(run, capsys, name):
     (run / name).unlink()
     code, out = check(capsys, run)
-    assert code == 1 and f"fault {name}: it is missing" in out and said in out
+    assert code == 1 and f"fault {name}: it is missing" in out
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.json", "stage_times.json", "profiler_summary.json"])
+@pytest.mark.parametrize("name", ["config.json", *FILES[:4]])
 def test_a_damaged_file_is_a_fault_and_no_error(run, capsys, name):
     for content in ("", "[]", '{"a": NaN}', "\udcff"):
         (run / name).write_bytes(content.encode("utf-8", "surrogateescape"))
         code, out = check(capsys, run, "--analysis")
-        assert code == 1 and f"fault {name}: it cannot be read: " in out
+        assert code == 1 and f"fault {name}: " in out
         assert "Stages of the training" in out and "forward" in out  # the times then come from the log
-
-
-def setting(*place: Any, to: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in place[:-1]:
-            document = document[key]
-        document[place[-1]] = to(document[place[-1]]) if callable(to) else to
-
-    return change
-
-
-def cut_off(document: Any) -> None:
-    for column in document["steps"].values():
-        column.pop()
-    document["epochs"].pop()
-
-
-def shortened(steps: list[int]) -> list[int]:
-    return [min(step, 6) for step in steps]
-
-
-METRICS, TIMES = "metrics.json", "stage_times.json"
-CONTRADICTIONS = [
-    (METRICS, lambda document: document["steps"]["loss"].pop(), "its columns differ in length"),
-    (METRICS, setting("steps", "step", 3, to=7), "its steps are not numbered one by one"),
-    (METRICS, setting("steps", "loss", 2, to=lambda loss: loss + 1.0), "its losses are not those of the stage times"),
-    (METRICS, setting("steps", "loss", 2, to=None), "0 losses are said not to be finite, 1 are null"),
-    (METRICS, setting("epochs", 0, "accuracy", to=1.5), "an accuracy is not between 0 and 1"),
-    (METRICS, setting("epochs", 0, "steps", to=9), "its epochs have more steps than there are"),
-    (METRICS, setting("steps", "samples_per_s", 0, to=0.0), "a speed is not above zero"),
-    (METRICS, cut_off, "it says finished after 7 of 8 steps"),
-    (METRICS, cut_off, "it has 7 steps, the stage times have 8"),
-    (TIMES, setting("summary", "stages", 1, "host_s", "total", to=9.0), "the summary of forward is not that of its"),
-    (TIMES, setting("summary", "stages", 0, "unusual", to=lambda count: count + 1), "the summary of step is not that"),
-    (TIMES, setting("occurrences", "self_ns", -1, to=-5), "a stage is shorter than what lies inside it"),
-    (
-        TIMES,
-        setting("occurrences", "step", to=shortened),
-        "the numbers of the steps do not rise",
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "change", "said"), CONTRADICTIONS)
-def test_numbers_that_contradict_one_another_are_a_fault(run, capsys, name, change, said):
-    edit(run / name, change)
-    code, out = check(capsys, run)
-    assert code == 1 and said in out and "FAULT: " in out
-    assert name == METRICS or "-> train again" in out
-
-
-def test_a_summary_or_table_of_another_run_is_a_fault(run, capsys):
-    def change(document: Any) -> None:
-        document["status"] = "failed"
-        document["stages"][1]["host_s"]["total"] += 1
-
-    edit(run / "profiler_summary.json", change)
-    lines = (run / "op_stats.csv").read_text().splitlines()
-    (run / "op_stats.csv").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
-    code, out = check(capsys, run)
-    assert code == 1 and "fault op_stats.csv: calls is " in out
-    assert "status is failed here and finished in stage_times.json; backward is not as in stage_times.json" in out
 
 
 @pytest.mark.parametrize(
@@ -224,26 +151,7 @@ def test_earlier_processes_are_left_out_and_a_loop_of_the_users_own_needs_no_con
     for name in ("config.json", "metrics.json", "rank3_stage_times.json"):
         (run / name).unlink()
     code, out = check(capsys, run)
-    assert code == 0 and "FINE: 5 artefact(s)" in out
-
-
-def test_recommendations_are_of_the_largest_shares_first_and_none_below_5_percent():
-    from boundby.training.steps import Share
-
-    def share(name: str, bound: Any, part: float) -> Share:
-        return Share(name, bound, 0.01 * part, part)
-
-    verdict = TrainingVerdict(
-        *("input", (), 0.7, "high", "untested", (), ()),
-        stages=(share("data", "input", 0.7), share("forward", "compute", 0.26), share("h2d", "transfer", 0.04)),
-        causes=(share("compute", "compute", 0.26), share("input", "input", 0.7), share("transfer", "transfer", 0.04)),
-    )
-    found = report.stage_recommendations(verdict)
-    assert [(each.bound, each.stages, each.share) for each in found] == [
-        ("input", ("data",), 0.7),
-        ("compute", ("forward",), 0.26),
-    ]
-    assert found[0].advice == CHANGES["load_ahead"].steps
+    assert code == 0 and "FINE: 4 artefact(s)" in out
 
 
 def test_the_processes_of_a_run_are_checked_and_one_that_left_nothing_is_a_fault(tmp_path, capsys, monkeypatch):
@@ -253,9 +161,8 @@ def test_the_processes_of_a_run_are_checked_and_one_that_left_nothing_is_a_fault
         monkeypatch.setenv("RANK", str(rank))
         train(folder, plan=plan, rank=rank)
     code, out = check(capsys, folder)
-    assert code == 0 and "ok profiler_summary.json: of the ranks 0, 1" in out, out
+    assert code == 0 and "ok profiler_summary.json: all processes in sum" in out, out
     for path in folder.glob("rank1_*"):
         path.unlink()
     code, out = check(capsys, folder)
     assert code == 1 and "fault config.json: stage times of 1 of 2 process(es) are here" in out
-    assert "fault profiler_summary.json: it is of the ranks 0, 1 (missing: none); those here are 0" in out

@@ -125,10 +125,10 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, clock, monkeypatch
     said: list[str] = []
     progress = progress_in(tmp_path, clock, said)
 
-    def full(path, text):
+    def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(files, "write_text", full)
+    monkeypatch.setattr(files, "write_bytes", full)
     for _ in range(2):
         clock.advance(5)
         progress.end_step(1.0)

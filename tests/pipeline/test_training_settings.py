@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from boundby import files
+from utils.settings.yaml_file import load
 from utils.training import run as training
 from utils.training import run_folder
 from utils.training.settings import Plan, Training, TrainingSettings, plan_for
-from utils.yaml_settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "profile_training.py"
@@ -64,8 +64,7 @@ def test_the_schedule_of_the_specification_is_the_default_of_file_and_program():
         (["--epochs", "5"], "training.max_epochs", 5),
         (["--steps-per-epoch", "20"], "training.steps_per_epoch", 20),
         (["--steps", "7"], "training.max_steps", 7),
-        (["--model", "text"], "model", "text"),
-        (["--framework", "lightning"], "framework", "lightning"),
+        (["--model", "resnet"], "model", "resnet"),
         (["data.subsample_percentage=0.1"], "data.subsample_percentage", 0.1),
         (["profiling.output_dir=elsewhere/logs"], "profiling.output_dir", "elsewhere/logs"),
     ],
@@ -80,14 +79,12 @@ def test_every_flag_and_override_reaches_its_setting_and_no_other(given, argumen
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("model=vgg", "model: input should be 'baseline_cnn', 'resnet', 'efficientnet' or 'text' (got 'vgg')"),
+        ("model=vgg", "model: input should be 'baseline_cnn', 'resnet' or 'efficientnet' (got 'vgg')"),
         ("data.subsample_percentage=10", "data.subsample_percentage: input should be less than or equal to 1"),
         ("data.subsample_percentage=0", "data.subsample_percentage: input should be greater than 0"),
         ("training.batch_size=1", "training.batch_size: input should be greater than or equal to 2"),
         ("profiling.active_step=3", "unknown key, did you mean 'active_steps'?"),
         ("profiling.active_steps=0", "profiling.active_steps: input should be greater than 0"),
-        ("--framework=trainer device=cuda:1", "set device=cuda and CUDA_VISIBLE_DEVICES=1"),
-        ("--framework=trainer device=cuda:0", None),
         ("device=cuda:1", None),
     ],
 )
@@ -102,18 +99,14 @@ def test_one_gpu_for_several_processes_ends_with_2(monkeypatch, capsys):
     assert code == 2 and "device: 'cuda:1' is one GPU for 2 processes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("framework", "package"), [("trainer", "accelerate"), ("lightning", "lightning"), ("loop", "tensorboard")]
-)
-def test_a_missing_package_ends_with_3_and_the_command_that_installs_it(monkeypatch, capsys, framework, package):
+def test_a_missing_package_ends_with_3_and_the_command_that_installs_it(monkeypatch, capsys):
     find = training.importlib.util.find_spec
     monkeypatch.setattr(
-        training.importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest)
+        training.importlib.util, "find_spec", lambda name, *rest: None if name == "tensorboard" else find(name, *rest)
     )
-    extra = ["profiling.tensorboard=true"] if package == "tensorboard" else []
-    code = importlib.import_module("scripts.profile_training").main(["--framework", framework, *extra])
+    code = importlib.import_module("scripts.profile_training").main(["profiling.tensorboard=true"])
     assert code == 3
-    assert f"error: {package}: not installed; bash setup_environment.sh --training" in capsys.readouterr().err
+    assert "error: tensorboard: not installed; bash setup_environment.sh --training" in capsys.readouterr().err
 
 
 # How long a training is
@@ -251,7 +244,6 @@ def test_targets_set_up_what_they_need_first(target, setup, command):
 @pytest.mark.parametrize(
     ("arguments", "processes", "said"),
     [
-        (["--try", "--framework", "lightning"], 1, "--try changes the plain loop, and framework is 'lightning'"),
         (["--try"], 2, "--try times one process; start it without torchrun"),
         (["--try", "--", "python", "train.py"], 1, "a program of your own is recorded as it is"),
     ],

@@ -10,10 +10,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from boundby.capture import Recorder
 from boundby.training import manager
 from tests.fakes import FakeClock
+from utils.settings.yaml_file import load
 from utils.training import run
 from utils.training.progress import Progress
 from utils.training.settings import TrainingSettings
-from utils.yaml_settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S, SLOW_S, PROFILER_S, SETUP_S = 1.0, 4.0, 64.0, 1024.0
@@ -42,9 +42,8 @@ def clock(monkeypatch):
 
 
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("framework", ["loop", "trainer", "lightning"])
-def test_export_recording_and_setup_are_in_no_speed_of_a_training(tmp_path, framework):
-    overrides = [f"framework={framework}", f"profiling.output_dir={tmp_path / 'logs'}", *SETTINGS]
+def test_export_recording_and_setup_are_in_no_speed_of_a_training(tmp_path):
+    overrides = [f"profiling.output_dir={tmp_path / 'logs'}", *SETTINGS]
     settings = load(TrainingSettings, ROOT / "configs" / "training.yaml", overrides)
     said: list[str] = []
     run.run(settings, None, tmp_path / "run", said.append, said.append)

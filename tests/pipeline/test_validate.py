@@ -2,6 +2,7 @@
 
 import pytest
 
+from utils.command.errors import InputError
 from utils.data import checks as statistics
 from utils.data.checks import (
     EXCERPT_CHARACTERS,
@@ -13,8 +14,7 @@ from utils.data.checks import (
     fault_of,
 )
 from utils.data.sources import Row
-from utils.errors import InputError
-from utils.tasks.sequence_classification.labels import LabelMatcher, ModelLabels
+from utils.models.tasks.sequence_classification.labels import LabelMatcher, ModelLabels
 
 NAN = float("nan")
 

@@ -17,20 +17,20 @@ import numpy as np
 import pytest
 import torch
 
-from boundby.device import has_int8_products
 from boundby.inference import ExactnessReport, compare_logits
 from boundby.inference.engines import ENGINES, open_session
 from boundby.inference.precision import calibrate, to_int8
-from boundby.roofline import Interval
-from boundby.sampler import DeviceLostError
-from boundby.timer import Timer
+from boundby.machine.device import has_int8_products
+from boundby.machine.sampler import DeviceLostError
+from boundby.timing.timer import Timer
+from boundby.work.roofline import Interval
 from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock
 from tests.tiny_models import LABELS
-from utils.config import Variants
-from utils.errors import EnvironmentLacksError
+from utils.command.errors import EnvironmentLacksError
 from utils.evaluation.engine_process import EngineFailed, EngineProcess, told
 from utils.report import variants as section
+from utils.settings.schema import Variants
 from utils.variants import comparison, operators, rounds, ways
 from utils.variants.reasons import beside, sentence
 from utils.variants.recommendation import Candidate, Tolerance, objection, recommend, won_back_after

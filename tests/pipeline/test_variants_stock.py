@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from boundby.inference.engines import ENGINES
-from boundby.timer import Timer
+from boundby.timing.timer import Timer
 from tests.fakes import FakeClock
 from tests.gpu_double import A100, H100, T4, Card, plugged_in
 from tests.tiny_models import edit_config, save_bert, save_qwen
-from utils import models
-from utils.config import Model, VariantName, Variants
+from utils.command.errors import EnvironmentLacksError
 from utils.data import Rows
-from utils.errors import EnvironmentLacksError
-from utils.model_source import FLASH_ATTENTION
+from utils.models import loading as models
+from utils.models.source import FLASH_ATTENTION
 from utils.report import variants as section
+from utils.settings.schema import Model, VariantName, Variants
 from utils.variants import comparison, rounds, stock, ways
 from utils.variants.recommendation import Tolerance, recommend
 from utils.variants.rounds import Measured, Refusal

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from boundby.disturbance import Conditions, Disturbance
-from boundby.sweep import Outcome
-from boundby.timer import WarmUp
-from boundby.whole_set import Totals
-from utils import visits
-from utils.visits import Quantity, Timing, Visit
+from boundby.machine.disturbance import Conditions, Disturbance
+from boundby.timing.rounds import Outcome
+from boundby.timing.timer import WarmUp
+from boundby.timing.whole_set import Totals
+from utils.baseline import rounds as visits
+from utils.baseline.rounds import Quantity, Timing, Visit
 
 
 def timing(quantity: Quantity, index: int, seconds: float, samples: int = 4) -> Timing:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from boundby.bound.trace_judgement import judge_trace
+from boundby.bound.verdict import fix_of_cause
 from boundby.trace import analyze, read_trace
-from boundby.trace.judgement import judge_trace
-from boundby.verdict import fix_of_cause
 from tests.trace_truth.recorder import text
 from tests.trace_truth.simulator import Machine, Program, played
 

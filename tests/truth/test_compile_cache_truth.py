@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from boundby.inference import compile_obstacle
+from boundby.machine import compile_obstacle
 from tests.tiny_models import save_bert
 
 LACKING = compile_obstacle(torch.device("cpu"))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from boundby.inference import compile_obstacle
+from boundby.machine import compile_obstacle
 from tests import evaluation_workplace as workplace
-from utils.artifacts import EvaluationFolder
+from utils.command.artifacts import EvaluationFolder
 from utils.evaluation import plan as plans
 from utils.evaluation import planning
 

@@ -18,8 +18,7 @@ import pytest
 from boundby import files
 from tests import evaluation_workplace as workplace
 from tests import ray_workers, tiny_models
-from tests.fault_matrix import Note, write
-from utils.artifacts import EvaluationFolder
+from utils.command.artifacts import EvaluationFolder
 from utils.evaluation import planning, ray_engine
 
 pytest.importorskip("ray", reason="Ray is not installed: bash setup_environment.sh --ray")
@@ -73,9 +72,6 @@ def test_faults_of_workers_killed_in_every_round_cost_no_row_and_no_byte(made, t
         same = workplace.results(folder.path) == undisturbed
         print(f"round {rounds}/{ROUNDS}: killed {', '.join(killed) or 'none'}; all as undisturbed: {same}", flush=True)
         assert same
-        if killed and "FAULT_NOTES" in os.environ:
-            note = Note("evaluate run, on Ray", "workers of Ray killed", rounds, "same result", {})
-            write(Path(os.environ["FAULT_NOTES"]), note)
     print(f"{kills} workers killed in {rounds} rounds, 0 rows lost, 0 doubled, 0 bytes changed")
     assert ray_workers.started() == []
 

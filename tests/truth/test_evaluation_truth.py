@@ -80,12 +80,12 @@ def test_sigterm_ends_a_run_within_seconds(long, tmp_path):
 def evaluate_generated(folder: Path, rows: int, answer) -> None:
     """Evaluate so many generated rows in this process; send the seconds of each phase and the peak in bytes."""
     from tests.tiny_models import LABELS, WORDS, save_bert
-    from utils.artifacts import EvaluationFolder
+    from utils.command.artifacts import EvaluationFolder
     from utils.evaluation import plan as plans
     from utils.evaluation import planning, shards
     from utils.evaluation.finalize import finalize
-    from utils.model_source import ModelSource
-    from utils.models import load
+    from utils.models.loading import load
+    from utils.models.source import ModelSource
 
     dataset = folder / "val_df.csv"
     with dataset.open("w", encoding="utf-8") as file:

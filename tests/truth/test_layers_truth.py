@@ -15,7 +15,7 @@ from boundby.layers.judgement import PASS
 from boundby.layers.probes import CallLog, CallTree, attached, find_targets, timing_probe
 from boundby.layers.report import Report
 from boundby.layers.timing import probe_cost_ns, time_runs
-from boundby.stats import estimate
+from boundby.timing.stats import estimate
 from tests import layer_cases
 from tests.layer_models import token_ids
 

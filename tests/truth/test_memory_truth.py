@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from boundby.memory import KEPT_BELOW, Demand, Peak, PeakModel, ProcessPeak, fit_peaks
+from boundby.machine.memory import KEPT_BELOW, Demand, Peak, PeakModel, ProcessPeak, fit_peaks
 
 pytestmark = pytest.mark.truth
 
@@ -17,8 +17,8 @@ GIVEN_BACK = 2**20  # the size from which glibc gives back every freed block, wh
 PROGRAM = """
 import json, sys, torch
 from dataclasses import asdict
-from boundby.device import release_memory
-from boundby.memory import ProcessPeak, demand
+from boundby.machine.device import release_memory
+from boundby.machine.memory import ProcessPeak, demand
 from tests import classifiers
 family, length, *sizes = sys.argv[1], *map(int, sys.argv[2:])
 names = {"gpt2": ("n_embd", "n_inner", "n_positions", "n_layer"), "distilbert": ("dim", "hidden_dim",

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from boundby.bottleneck import Extras, bottleneck
-from boundby.ceilings import Ceilings, measure
-from boundby.disturbance import HostCounters, Watch
-from boundby.stats import summarize
-from boundby.timer import Timer
-from boundby.verdict import Verdict
+from boundby.bound.analysis import Call, Machine, bottleneck
+from boundby.bound.bench import Bench
+from boundby.bound.verdict import Verdict
+from boundby.machine.ceilings import Ceilings, measure
+from boundby.machine.disturbance import HostCounters, Watch
+from boundby.timing.stats import summarize
+from boundby.timing.timer import Timer
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(1800)]
 
@@ -100,7 +101,7 @@ def a_slow_tokenizer() -> tuple[Work, Work | None]:
     return lambda: left @ right, lambda: spin(0.05)
 
 
-SECONDS = Extras(replay_s=2.0, trials_s=3.0)
+BENCH = Bench(replay_s=2.0, trials_s=3.0)
 WORKLOADS = {
     "compute": a_large_product,
     "memory": a_large_addition,
@@ -121,7 +122,7 @@ def test_a_workload_whose_limit_is_known_gets_the_right_verdict_every_time(name:
     work, make_input = WORKLOADS[name]()
     right = 0
     for attempt in range(REPEATS):
-        found = bottleneck(work, ceilings, "float32", timer=Timer(), make_input=make_input, extras=SECONDS)
+        found = bottleneck(Call(work, make_input), Machine(ceilings, "float32"), BENCH)
         right += names(found, expected)
         against = [trial.name for trial in found.trials if trial.says_of(found.bound) == "refutes"]
         assert not against or not found.settled, against
@@ -152,8 +153,8 @@ def test_a_loaded_core_is_noticed_every_time_and_a_free_one_is_not_blamed() -> N
 
 def test_measuring_changes_what_is_measured_by_less_than_the_half_width_it_reports() -> None:
     """Time forwards bare, and with sampler and watch around them, in turns."""
-    from boundby.sampler import PsutilSource, Sampler
-    from boundby.stats import estimate
+    from boundby.machine.sampler import PsutilSource, Sampler
+    from boundby.timing.stats import estimate
 
     left, right = torch.randn(256, 256), torch.randn(256, 256)
     timer, ratios = Timer(), []

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -17,18 +16,17 @@ import psutil
 import pytest
 import torch
 
+from boundby import files
 from boundby.layers.engine import ObservabilityEngine
-from boundby.partition import ExecutionPlanner, Link, Links, PartitionPlan, VirtualNode
-from boundby.partition.plan import compare
-from boundby.partition.stages import cut_stage
-from boundby.timer import Timer
+from boundby.partition import ExecutionPlanner, Link, PartitionPlan, VirtualNode
+from boundby.timing.timer import Timer
 from tests.layer_models import token_ids
 from utils.partition import planning
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-ATTEMPTS, ROUNDS, TRIALS = 10, 3, 8
+ATTEMPTS, ROUNDS = 10, 3
 MOST_ERROR, MOST_REGRET = 0.15, 0.05
 # Of the machine from before the profile until after the run, as the whole model in this process shows it: half of the
 # error that is allowed. It has two speeds a fifth apart, and changes within a minute.
@@ -73,7 +71,7 @@ def profiled(model, inputs, folder, runs=30):
 
 def kept(folder, plan: PartitionPlan, profile) -> Path:
     path = folder / "plan.json"
-    path.write_text(json.dumps(planning.told(plan, {"cpu": profile}, str(folder / "model"))))
+    path.write_text(files.encode_json(planning.plan_file(plan, {"cpu": profile}, str(folder / "model"))))
     return path
 
 
@@ -174,68 +172,6 @@ def test_predictions_of_stages_latency_and_period_are_within_15_percent(gpt2):
         if worst <= MOST_ERROR or is_clean:
             break
     assert worst <= MOST_ERROR
-
-
-def test_a_plan_calibrated_by_its_trials_has_stages_within_5_and_requests_within_10_percent_in_the_median(gpt2):
-    """Signed errors; each run is predicted from those before it, the last one is of another cut.
-
-    A run that its counters call disturbed is made again, whatever it took.
-    """
-    folder, model, inputs = gpt2
-    planner = ExecutionPlanner(profiled(model, inputs, folder), extra_live_bytes=0)
-    cut = planner.generate_plan(NODES[:2], "throughput", ETHERNET, in_order=True).stages[1].first_unit
-    profile = profiled(model, inputs, folder)
-    trials, errors = [], {"stages": [], "requests": [], "other cut, stages": [], "other cut, requests": []}
-    for attempt in range(3 * TRIALS):
-        if len(trials) == TRIALS:
-            break
-        nodes, links = planner.calibrated(NODES[:2], Links(ETHERNET), trials)
-        is_other = len(trials) == TRIALS - 1
-        plan = planner.plan_at([cut + 1 if is_other else cut], nodes, "throughput", links)
-        ran(kept(folder, plan, profile))
-        [measured] = planning.read_trials([folder / "plan.run.json"])
-        found = compare(plan, measured)
-        print(f"run {attempt + 1}, {'calibrated' if trials else 'as planned'}: {'; '.join(measured.doubts)}")
-        for error in (*found.stages, *found.transfers, found.latency, found.last_finish):
-            print(f"  {error.name}: {1e3 * error.predicted:.2f} ms, found {1e3 * error.measured:.2f} ms", end="")
-            print(f", {100 * error.signed:+.1f} %")
-        if any(doubt.startswith("disturbed") for doubt in measured.doubts):
-            continue
-        if not trials:
-            for told in causes(model, plan, inputs, measured):
-                print(f"  {told}")
-        else:
-            prefix = "other cut, " if is_other else ""
-            errors[f"{prefix}stages"] += [error.signed for error in found.stages]
-            errors[f"{prefix}requests"].append(found.latency.signed)
-        trials.append(measured)
-    assert len(trials) == TRIALS, "the machine was never left alone for long enough"
-    middle = {name: median(signed) for name, signed in errors.items()}
-    print("medians:", ", ".join(f"{name} {100 * signed:+.1f} %" for name, signed in middle.items()))
-    assert abs(middle["stages"]) <= 0.05 and abs(middle["requests"]) <= 0.10
-
-
-def causes(model, plan: PartitionPlan, inputs, measured) -> Iterator[str]:
-    """Yield what each stage takes in this process at once, after a pause, and with cold caches, beside its units."""
-    hidden: tuple[torch.Tensor, ...] = ()
-    evict = torch.zeros(64 * 2**20 // 4)
-    for place, stage in enumerate(plan.stages):
-        module = cut_stage(model, plan, place, inputs, torch.device("cpu")).module
-        seconds: dict[str, list[float]] = {"at once": [], "after a pause": [], "cold": []}
-        for _ in range(20):
-            for name, spent in seconds.items():
-                module(*hidden, **inputs)
-                if name == "after a pause":
-                    time.sleep(plan.latency_s - stage.compute_s)
-                elif name == "cold":
-                    evict.add_(1)
-                began = time.perf_counter()
-                given = module(*hidden, **inputs)
-                spent.append(time.perf_counter() - began)
-        hidden = (given,)
-        told = ", ".join(f"{name} {1e3 * median(spent):.2f}" for name, spent in seconds.items())
-        own = 1e3 * measured.stages[place].compute.median
-        yield f"{stage.node}: units {1e3 * stage.compute_s:.2f} ms, here {told}, in its process {own:.2f}"
 
 
 def test_the_chosen_cut_is_within_5_percent_or_the_noise_of_the_best_one_that_was_run(gpt2):

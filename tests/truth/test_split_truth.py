@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from boundby.bottleneck import Extras, bottleneck
-from boundby.ceilings import Ceilings, measure
-from boundby.replay import Lengths, replay
-from boundby.split import Replay, Split, split
-from boundby.timer import Timer, Work
-from boundby.verdict import OwnerKind
+from boundby.bound.analysis import Call, Machine, bottleneck
+from boundby.bound.bench import Bench
+from boundby.bound.replay import Lengths, replay
+from boundby.bound.split import Replay, Split, split
+from boundby.bound.verdict import OwnerKind
+from boundby.machine.ceilings import Ceilings, measure
+from boundby.timing.timer import Timer, Work
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(1800)]
 
@@ -116,7 +117,7 @@ def python_between() -> Case:
 
 def replayed(work: Work, lengths: Lengths | None = None) -> Replay:
     for _ in range(5):
-        found = replay(work, timer=Timer(), lengths=lengths, budget_s=BUDGET_S)
+        found = replay(work, Bench(replay_s=BUDGET_S), lengths=lengths)
         if not found.doubts:
             break
         print(f"\nonce more: {found.doubts}", end="")
@@ -209,8 +210,8 @@ def test_a_slow_tokenizer_comes_first_with_its_share(ceilings) -> None:
     for attempt in range(ATTEMPTS):
         with torch.inference_mode():
             input_s, forward_s = best_s(make_input), best_s(work)
-            extras = Extras(replay_s=BUDGET_S, trials_s=0.5)
-            found = bottleneck(work, ceilings, "float32", timer=Timer(), make_input=make_input, extras=extras)
+            bench = Bench(replay_s=BUDGET_S, trials_s=0.5)
+            found = bottleneck(Call(work, make_input), Machine(ceilings, "float32"), bench)
         first, share = found.limited_by[0], input_s / (input_s + forward_s)
         print(f"\ntokenizer {attempt + 1}: {share:.0%} true, {first.kind} {first.share:.0%}", end="")
         if (found.bound, first.kind) != ("input", "input") or abs(first.share - share) > POINTS:

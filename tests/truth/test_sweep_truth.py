@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from boundby.inference import forward
-from utils import instruments
-from utils.config import Targets
-from utils.models import load_model_and_tokenizer
-from utils.optimal import optimal
-from utils.profiler import Guard, InferenceProfiler
-from utils.selection import Selection
-from utils.visits import Visit
+from utils.baseline import instruments
+from utils.baseline.inference import Guard, InferenceProfiler
+from utils.baseline.optimum import optimal
+from utils.baseline.rounds import Visit
+from utils.baseline.selection import Selection
+from utils.models.loading import load_model_and_tokenizer
+from utils.settings.schema import Targets
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(3000)]
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from boundby.bound.trace_judgement import judge_trace
 from boundby.capture import capture
 from boundby.trace import Analysis, analyze, read_trace
-from boundby.trace.judgement import judge_trace
 from tests.trace_truth.agreement import compare, summary
 from tests.trace_truth.attempts import sound_attempt, unsound_attempt
 from tests.trace_truth.large import BOMBS, bomb, launching_threads, measured

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from boundby.integrations.lightning import ProfilerCallback
 from boundby.training import StageTimes, read_stage_times
+from boundby.training.lightning import ProfilerCallback
 from tests import lightning_fits as fits
 from tests.lightning_fits import PACKAGES, Rows, module_of, nobody
 

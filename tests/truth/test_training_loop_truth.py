@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from boundby.training import ProfilerManager, StageTimes, read_stage_times
 from utils.training import loop, tasks
@@ -73,7 +74,7 @@ def measured(folder: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch, sle
 
     def slow_collate(rows: Any) -> Any:
         sleep("data")
-        return task.split.collate(rows)
+        return default_collate(rows)
 
     def slow_to_device(batch: Any, device: torch.device) -> Any:
         if model.training:
@@ -82,7 +83,7 @@ def measured(folder: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch, sle
 
     rows = task.split.training[: BATCH * accumulate * STEPS]
     batches = torch.utils.data.DataLoader(rows, batch_size=BATCH, collate_fn=slow_collate)
-    evaluation = torch.utils.data.DataLoader(task.split.evaluation[:4], batch_size=4, collate_fn=task.split.collate)
+    evaluation = torch.utils.data.DataLoader(task.split.evaluation[:4], batch_size=4)
     plan = Plan(STEPS, STEPS, BATCH, accumulate, 1)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "to_device", slow_to_device)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from boundby.integrations.transformers import ProfCallback
 from boundby.training import read_stage_times
+from boundby.training.transformers import ProfCallback
 from tests.fakes import FakeNanoseconds
 from tests.trainer_runs import (
     BACKWARD,

@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from boundby import files
+from utils.baseline import Document, Positive, Size
+from utils.command import InputError, removed
 from utils.comparison.facts import Compared, Marks, Results, Rounds, Shards, gate_text
-from utils.credentials import removed
-from utils.document import Document, Positive, Size
-from utils.errors import InputError
 
 SCHEMA_VERSION, KIND = 1, "boundby_baselines"
 DIGITS = 7  # of a figure: the noise is in the third

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from boundby.formatting import NOTHING, clean, listed, number
 from utils.comparison.facts import Change, Results, Row, RunComparison, Unpaired
-from utils.render import markdown, plain_text
-from utils.render.blocks import Block, BulletList, DefinitionList, Details, Heading, Paragraph, Table
+from utils.render import Block, BulletList, DefinitionList, Details, Heading, Paragraph, Table, markdown, plain_text
 
 HEADERS = ("dtype", "batch\nsize", "A\nsamples/s", "B\nsamples/s", "time of B\nagainst A", "95 %\ninterval", "verdict")
 TO_THE_LEFT = (0, 6)  # of these columns: words

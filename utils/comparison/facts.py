@@ -11,25 +11,26 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 
 from boundby import files
-from boundby.compare import (
+from boundby.machine import Disturbance
+from boundby.timing import (
     MINIMUM_EFFECT,
     Comparison,
     Contrast,
     PairedShares,
+    Totals,
+    estimate,
     independent,
     judge,
     paired,
     paired_shares,
+    reach,
     rounds_for_same,
     rounds_to_find,
 )
-from boundby.disturbance import Disturbance
-from boundby.stats import estimate, reach
-from boundby.whole_set import Totals
-from utils import steps
-from utils.artifacts import METRICS_VERSION, EvaluationFolder, Layout
-from utils.columns import Status
-from utils.document import (
+from utils.baseline import (
+    LEAST_ROUNDS,
+    MEASURED,
+    ROUNDS_PER_S,
     Device,
     Document,
     Model,
@@ -37,12 +38,15 @@ from utils.document import (
     OtherVersion,
     Positive,
     Size,
+    Status,
+    Timing,
+    Visit,
     read_document,
+    throughput_rounds,
 )
-from utils.document import Row as SweepRow
-from utils.errors import InputError
-from utils.optimal import MEASURED
-from utils.visits import LEAST_ROUNDS, ROUNDS_PER_S, Timing, Visit, throughput_rounds
+from utils.baseline import Row as SweepRow
+from utils.command import METRICS_VERSION, EvaluationFolder, InputError, Layout
+from utils.steps import steps
 
 SCHEMA_VERSION = 1
 JUDGED_PARTS = ("config", "code", "versions", "environment")  # of the receipt of step 02

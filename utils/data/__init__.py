@@ -1,25 +1,9 @@
-"""The labelled texts: `sources` reads them, `checks` looks at each row, `normalised` keeps the copy that steps read."""
+"""The labelled texts.
 
-from utils.data.normalised import (
-    DataReceipt,
-    Rows,
-    check_receipt,
-    inspect,
-    load_texts,
-    normalise,
-    open_normalised,
-    sample,
-)
-from utils.data.sources import open_source
+In: a dataset of the Hub, CSV, Parquet or JSONL. Out: one normalised copy that all steps read, its receipt, and what
+is wrong with its rows.
+"""
 
-__all__ = [
-    "DataReceipt",
-    "Rows",
-    "check_receipt",
-    "inspect",
-    "load_texts",
-    "normalise",
-    "open_normalised",
-    "open_source",
-    "sample",
-]
+from boundby import hand_on
+
+__getattr__, __dir__, __all__ = hand_on(__name__, __file__)

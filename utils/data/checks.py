@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from utils.command import InputError
 from utils.data.columns import Name
 from utils.data.sources import Row
-from utils.errors import InputError
-from utils.tasks import NO_LABELS
+from utils.models import NO_LABELS
 
 TOKENISED_ROWS = 20_000  # kept lengths; a fuller sample is halved
 TOKENISED_TOGETHER = 256

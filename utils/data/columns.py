@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from utils.config import LABEL_COLUMN, TEXT_COLUMN
-from utils.errors import InputError
-from utils.tasks import NO_LABELS
+from utils.command import InputError
+from utils.models import NO_LABELS
+from utils.settings import LABEL_COLUMN, TEXT_COLUMN
 
 TEXTS = (
     "text", "sentence", "content", "review", "body", "utterance", "message", "comment", "question", "query", "document",

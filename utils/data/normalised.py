@@ -3,7 +3,9 @@
 The receipt beside it says what it was made from, and whether that is what the configuration asks for now.
 """
 
+import collections
 import csv
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,15 +17,12 @@ import msgspec
 import numpy as np
 
 from boundby import files
-from utils import contents, tasks
-from utils.artifacts import Layout
-from utils.config import Config
-from utils.credentials import removed
+from utils.command import InputError, Layout, contents, removed
 from utils.data.checks import AcceptedRow, DatasetStatistics, TokenCounter, Validator
 from utils.data.columns import Name
 from utils.data.sources import LONGEST_CELL, DataSource, OpenedSource, open_file, open_source
-from utils.errors import InputError
-from utils.model_source import DOWNLOAD, ModelSource, Progress, label_matcher
+from utils.models import DOWNLOAD, ModelSource, Progress, label_matcher
+from utils.settings import DEFAULT_TASK, Config
 
 COLUMNS = ("row_id", "text", "labels", "label_name")
 
@@ -194,7 +193,7 @@ def request_of(config: Config) -> dict[str, Setting]:
     request = {
         "model.name": config.model.name,
         "model.revision": config.model.revision,
-        **({} if config.model.task == tasks.DEFAULT else {"model.task": config.model.task}),  # older receipts lack it
+        **({} if config.model.task == DEFAULT_TASK else {"model.task": config.model.task}),  # older receipts lack it
         **{f"dataset.{key}": value for key, value in dataset.items()},
     }
     return removed(request)  # type: ignore[no-any-return]
@@ -271,7 +270,6 @@ def _at(revision: str | None) -> str:
 
 
 NOTED_ROWS = 100_000  # rows between two notes of progress
-FIRST_IDS = (0, 1)  # what a dataset may count its labels from; the second is tried where only the first is in the way
 
 
 def normalise(
@@ -286,16 +284,12 @@ def normalise(
 
     The receipt is written last, so that a reader who finds one that matches finds everything.
     """
-    for first_id in FIRST_IDS:
-        opened = open_source(config.dataset, layout.dataset.parent, progress)
-        validator = _validator(opened, model, count_tokens, first_id)
-        accepted = (row._asdict() for row in _noted(_accepted(validator, opened), progress))
-        try:
-            files.write_table(layout.dataset, accepted, COLUMNS)
-            break
-        except InputError:
-            if not validator.matcher.counts_from_one:
-                raise
+
+    def write(rows: Iterable[AcceptedRow]) -> None:
+        files.write_table(layout.dataset, (row._asdict() for row in rows), COLUMNS)
+
+    source = functools.partial(open_source, config.dataset, layout.dataset.parent, progress)
+    opened, validator = _checked(source, model, progress, count_tokens, write)
     matcher = validator.matcher
     statistics = validator.statistics()
     mappings = {
@@ -330,33 +324,40 @@ def inspect(
     count_tokens: TokenCounter | None = None,
 ) -> Validator:
     """Return what the checks find in the rows of a source, which are read but not written."""
-    for first_id in FIRST_IDS:
+    return _checked(source, model, progress, count_tokens, collections.deque(maxlen=0).extend)[1]
+
+
+def _checked(
+    source: Callable[[], OpenedSource],
+    model: ModelSource,
+    progress: Progress,
+    count_tokens: TokenCounter | None,
+    take: Callable[[Iterable[AcceptedRow]], object],
+) -> tuple[OpenedSource, Validator]:
+    """Give `take` the rows that pass the checks; return the source and what the checks found.
+
+    Where all labels but one are ids of the model and that one is the number of its classes, they count from 1, and the
+    rows are read again.
+    """
+    for first_id in (0, 1):
         opened = source()
-        validator = _validator(opened, model, count_tokens, first_id)
+        matcher = label_matcher(model, opened.class_names)
+        if first_id:
+            matcher.first_id = first_id
+        validator = Validator(matcher, count_tokens, has_labels=opened.columns.label is not None)
+        rows = validator.accept(opened.rows, str(opened.source), opened.columns.names[1])
         try:
-            for _ in _noted(_accepted(validator, opened), progress):
-                pass
+            take(_noted(rows, progress))
             break
         except InputError:
-            if not validator.matcher.counts_from_one:
+            if not matcher.counts_from_one:
                 raise
-    return validator
+    return opened, validator
 
 
 def open_normalised(layout: Layout, receipt: DataReceipt) -> OpenedSource:
     """Return the normalised dataset as a source, to be inspected like any other."""
     return open_file(layout.dataset, "text", "labels" if receipt.has_labels else None)
-
-
-def _validator(opened: OpenedSource, model: ModelSource, count_tokens: TokenCounter | None, first_id: int) -> Validator:
-    matcher = label_matcher(model, opened.class_names)
-    if first_id:
-        matcher.first_id = first_id
-    return Validator(matcher, count_tokens, has_labels=opened.columns.label is not None)
-
-
-def _accepted(validator: Validator, opened: OpenedSource) -> Iterator[AcceptedRow]:
-    return validator.accept(opened.rows, str(opened.source), opened.columns.names[1])
 
 
 def _noted(rows: Iterable[AcceptedRow], progress: Progress) -> Iterator[AcceptedRow]:

@@ -16,15 +16,13 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 from boundby import files
 from boundby.formatting import first_line
-from utils import hub
-from utils.config import Dataset
+from utils.command import EnvironmentLacksError, InputError
 from utils.data.columns import Columns, Name, Wanted, of_cells, of_header
-from utils.errors import EnvironmentLacksError, InputError
-from utils.model_source import Progress
+from utils.models import Progress, hub
+from utils.settings import Dataset
 
 LONGEST_CELL = 2**27  # characters; more in one cell is a quote that was never closed, more in a line is no text
 BATCH_ROWS = 1024
-CHUNK_BYTES = 2**20
 FIRST_ROWS = 20  # of a CSV, which tell whether it has a header
 
 
@@ -196,28 +194,11 @@ def _json_object(content: str, place: str) -> dict[str, object]:
 
 
 def _wrong_encoding(path: Path) -> InputError:
-    """Return where the first byte stands that is not UTF-8, and how to convert the file."""
     with files.naming(path), path.open("rb") as file:
-        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            return _conversion(path, 0, "UTF-16")
-        file.seek(0)
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        read = 0
-        while True:
-            chunk = file.read(CHUNK_BYTES)
-            waiting = len(decoder.getstate()[0])
-            try:
-                decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                return _conversion(path, read - waiting + error.start, "WINDOWS-1252")
-            read += len(chunk)
-            if not chunk:
-                return InputError(f"{path}: changed while it was read; run the step again")
-
-
-def _conversion(path: Path, offset: int, encoding: str) -> InputError:
+        is_wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    encoding = "UTF-16" if is_wide else "WINDOWS-1252"
     return InputError(
-        f"{path}: is not UTF-8 (byte {offset}); save it as UTF-8, for example with "
+        f"{path}: is not UTF-8; save it as UTF-8, for example with "
         f"`iconv -f {encoding} -t UTF-8 {path} > utf8{path.suffix}`"
     )
 

@@ -14,13 +14,24 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.inference import batches_in_order, collate, rotary_of, tokenize, weight_bytes
-from boundby.inference.engines import ENGINES, Library, Session, convert, file_bytes, open_session, quantized
-from boundby.memory import MemoryMeter, free_bytes
-from utils import models
-from utils.errors import PipelineError
-from utils.model_source import ModelSource
-from utils.models import LoadedModel
+from boundby.inference import (
+    ENGINES,
+    Library,
+    Session,
+    batches_in_order,
+    collate,
+    convert,
+    file_bytes,
+    open_session,
+    quantized,
+    rotary_of,
+    tokenize,
+    weight_bytes,
+)
+from boundby.machine import MemoryMeter, free_bytes
+from utils.command import PipelineError
+from utils.models import LoadedModel, ModelSource
+from utils.models import loading as models
 
 # To load a library, convert and quantize a small classifier on two CPU cores; the first of a library converts.
 ENGINE_S = {"onnxruntime": 20.0, "onnxruntime_int8": 8.0, "openvino": 15.0, "openvino_int8": 15.0}

@@ -12,32 +12,29 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from boundby import environment, files
-from boundby.device import has_bfloat16_products, is_host
+from boundby import files
 from boundby.inference import (
+    ENGINES,
+    LEAST_CALIBRATION,
+    MOST_CALIBRATION,
     PRECISIONS,
+    ExactnessReport,
+    Library,
     Precision,
     PrecisionRule,
     Predictor,
     Sample,
-    choose_precision,
-    search_token_budget,
-)
-from boundby.inference.engines import (
-    ENGINES,
-    LEAST_CALIBRATION,
-    MOST_CALIBRATION,
-    Library,
     as_precision,
+    check_rows,
+    choose_precision,
     file_of,
     open_session,
+    search_token_budget,
 )
-from boundby.inference.reference import ExactnessReport
-from boundby.inference.selfcheck import check_rows
-from boundby.roofline import Interval
-from boundby.stats import estimate
-from utils import contents
-from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
+from boundby.machine import environment, has_bfloat16_products, is_host
+from boundby.timing import estimate
+from boundby.work import Interval
+from utils.command import EnvironmentLacksError, InputError, PipelineError, contents, lacking
 from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
 from utils.evaluation.plan import PLAN_COMMAND, Converted, EngineChoice, Plan
 from utils.models import LoadedModel

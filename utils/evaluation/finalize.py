@@ -8,15 +8,14 @@ import msgspec
 import numpy as np
 
 from boundby import files
-from utils import tasks
-from utils.artifacts import EvaluationFolder
-from utils.columns import MB
-from utils.document import FullDataset
-from utils.errors import PipelineError
+from boundby.cli import typed
+from utils.baseline import MB, FullDataset
+from utils.command import EvaluationFolder, PipelineError
 from utils.evaluation import parts, rows
 from utils.evaluation.plan import Plan
+from utils.models import tasks
 
-RUN_COMMAND = "python scripts/evaluate.py run"
+RUN_COMMAND = typed("evaluate", "run")
 CHOICES = ("token_budget", "dtype", "precision", "strategy", "trim", "compile")  # of the plan, that the metrics repeat
 
 Span = tuple[float, float]  # start and length in seconds, by the clock of one machine

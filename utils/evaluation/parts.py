@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from boundby import files
-from utils.artifacts import EvaluationFolder
+from utils.command import EvaluationFolder
 from utils.evaluation.plan import Plan, Shard
 from utils.evaluation.rows import rows_sha256
 

@@ -9,12 +9,12 @@ import msgspec
 from msgspec import structs
 
 from boundby import files
-from utils.artifacts import EvaluationFolder
-from utils.errors import InputError
+from boundby.cli import typed
+from utils.command import EvaluationFolder, InputError
 
 SCHEMA_VERSION = 7
 BATCHING = "longest-first-2"  # name of the rule that makes batches of a shard's lengths; a new rule gets a new name
-PLAN_COMMAND = "python scripts/evaluate.py plan"
+PLAN_COMMAND = typed("evaluate", "plan")
 OF_THE_MACHINE = ("device", "device_name", "arithmetic", "versions")  # fields of an identity
 GUARD = 4.0  # as in `same`: twice what can flip a label, and that twice
 

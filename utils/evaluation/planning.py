@@ -9,33 +9,49 @@ from typing import Any
 import numpy as np
 import torch
 
-from boundby import environment, files
+from boundby import files
 from boundby.cli import PACKAGE, PIPELINE
-from boundby.device import arithmetic, is_gpu, multiplies_in, pick_device, runtime, torch_build
-from boundby.inference import PRECISIONS, PrecisionRule, Predictor, PredictorOptions, choose_precision, tokenize
-from boundby.inference.planning import SAMPLE_ROWS, Sample
-from boundby.inference.reference import ExactnessReport, same_guard
-from boundby.known import Missing
-from utils import tasks
-from utils.config import AUTO, Config
+from boundby.formatting import Missing
+from boundby.inference import (
+    PRECISIONS,
+    SAMPLE_ROWS,
+    ExactnessReport,
+    PrecisionRule,
+    Predictor,
+    PredictorOptions,
+    Sample,
+    choose_precision,
+    same_guard,
+    tokenize,
+)
+from boundby.machine import arithmetic, environment, is_gpu, multiplies_in, pick_device, runtime, torch_build
+from utils.command import InputError
 from utils.data import DataReceipt, Rows
-from utils.errors import InputError
 from utils.evaluation import engines, rows, tuning
 from utils.evaluation.engines import Shelf
 from utils.evaluation.plan import BATCHING, Budget, Choices, Compilation, Identity, Places, Plan, Reasons
 from utils.evaluation.tuning import Known, Load
-from utils.model_source import ModelSource, hashes, model_files, weight_files
-from utils.models import LoadedModel, effective_max_length, has_room_for_float32
+from utils.models import (
+    LoadedModel,
+    ModelSource,
+    effective_max_length,
+    has_room_for_float32,
+    hashes,
+    model_files,
+    tasks,
+    weight_files,
+)
+from utils.settings import AUTO, Config
 
 SAMPLE_SEED = 0
 # Rows per shard, which is what a kill costs at most. It depends on nothing but the device: workers come and go.
 SHARD_ROWS = {"cpu": 1024, "cuda": 16384}
 CODE = (  # of a prediction
     "boundby/inference",
-    "boundby/device.py",
+    "boundby/machine/device.py",
     "utils/evaluation",
-    "utils/tasks",
-    "utils/models.py",
+    "utils/models/tasks",
+    "utils/models/loading.py",
     "utils/data",
 )
 CHECK_TEXTS = 256  # the texts of the self-check: any worker finds the same ones

@@ -22,9 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from boundby.sampler import DeviceLostError
-from utils.artifacts import EvaluationFolder
-from utils.errors import EnvironmentLacksError, InputError, PipelineError, lacking
+from boundby.machine import DeviceLostError
+from utils.command import EnvironmentLacksError, EvaluationFolder, InputError, PipelineError, lacking
 from utils.evaluation import plan as plans
 from utils.evaluation.shards import Executor, Receipt, ShardPredictor
 from utils.evaluation.storage import Storage

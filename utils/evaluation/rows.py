@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from utils import contents
-from utils.data.normalised import Row, Rows, scan
-from utils.errors import InputError, PipelineError
+from utils.command import InputError, PipelineError, contents
+from utils.data import Row, Rows, scan
 from utils.evaluation.plan import Identity, Shard
-from utils.model_source import DOWNLOAD
+from utils.models import DOWNLOAD
 
 RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 

@@ -10,15 +10,12 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from boundby import ceilings, files
-from boundby.device import host_threads, is_gpu, pick_device, release_memory, runtime
-from boundby.inference.engines import ENGINES
-from utils import tasks
-from utils.artifacts import EvaluationFolder, set_aside
-from utils.cli import Run
+from boundby import files
+from boundby.inference import ENGINES
+from boundby.machine import ceilings, host_threads, is_gpu, pick_device, release_memory, runtime
+from utils.baseline import FullDataset
+from utils.command import EvaluationFolder, InputError, Run, held, set_aside
 from utils.data import DataReceipt
-from utils.document import FullDataset
-from utils.errors import InputError
 from utils.evaluation import engines, planning
 from utils.evaluation import plan as plans
 from utils.evaluation.finalize import finalize
@@ -26,8 +23,7 @@ from utils.evaluation.ray_engine import Demand, on_ray
 from utils.evaluation.shards import CLAIMED_S, Executor, Receipt, ShardPredictor
 from utils.evaluation.storage import Storage, mirrored
 from utils.evaluation.tuning import Known
-from utils.locks import held
-from utils.models import LoadedModel
+from utils.models import LoadedModel, tasks
 
 PLANNING_S = 1800.0  # that another planner is waited for at most
 SHARDS = re.compile(r"(\d{1,6})/(\d{1,6})")

@@ -14,18 +14,12 @@ import torch
 from filelock import FileLock, Timeout
 from msgspec import structs
 
-from boundby.device import pick_device, release_memory, uuid_of
-from boundby.environment import host_id
 from boundby.inference import Prediction, Predictor, PredictorOptions
-from boundby.memory import MemoryMeter
-from utils import tasks
-from utils.artifacts import EvaluationFolder
+from boundby.machine import MemoryMeter, host_id, pick_device, release_memory, uuid_of
+from utils.command import HAVE_NONE, EvaluationFolder, InputError, PipelineError
 from utils.data import Rows
-from utils.errors import InputError, PipelineError
 from utils.evaluation import engines, parts, plan, planning, rows
-from utils.locks import HAVE_NONE
-from utils.model_source import ModelSource
-from utils.models import LoadedModel, load, use_matmul_precision
+from utils.models import LoadedModel, ModelSource, load, tasks, use_matmul_precision
 
 ATTEMPTS = 3  # at a batch that ran out of memory, which another program may have taken for a moment
 CLAIMED_S = 1800.0  # that the claim of another runner is waited for at most

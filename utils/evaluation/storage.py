@@ -16,14 +16,11 @@ from filelock import FileLock
 from msgspec import structs
 
 from boundby import files
-from utils import contents
-from utils.artifacts import EvaluationFolder, started_at
-from utils.credentials import without
-from utils.errors import EnvironmentLacksError, InputError
+from utils.command import EnvironmentLacksError, EvaluationFolder, InputError, contents, started_at, without
 from utils.evaluation import plan as plans
 from utils.evaluation import planning
 from utils.evaluation.shards import Executor, Receipt
-from utils.model_source import model_files
+from utils.models import model_files
 
 FETCHED_S = 3600.0  # that another worker's copying is waited for at most; Ray tries again elsewhere after that
 AT_ONCE = 64  # files per request for many

@@ -12,19 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from boundby.ceilings import Ceilings
-from boundby.device import fast_float32_products, is_host
-from boundby.inference import Predictor, compile_obstacle, one_by_one, search_token_budget
-from boundby.inference.fixes import compile_seconds
-from boundby.inference.planning import BUDGET_ROUNDS as SEARCH_ROUNDS
-from boundby.inference.planning import token_budgets
-from boundby.inference.precision import can_prepare
-from boundby.inference.reference import in_dtype
-from boundby.inference.selfcheck import check_rows
-from boundby.known import Missing
-from boundby.roofline import Interval
-from boundby.stats import estimate
-from utils.errors import EnvironmentLacksError, PipelineError
+from boundby.formatting import Missing
+from boundby.inference import BUDGET_ROUNDS as SEARCH_ROUNDS
+from boundby.inference import (
+    Predictor,
+    can_prepare,
+    check_rows,
+    compile_seconds,
+    in_dtype,
+    one_by_one,
+    search_token_budget,
+    token_budgets,
+)
+from boundby.machine import Ceilings, compile_obstacle, fast_float32_products, is_host
+from boundby.timing import estimate
+from boundby.work import Interval
+from utils.command import EnvironmentLacksError, PipelineError
 from utils.evaluation.plan import Budget, Compilation
 
 SAMPLE_ROWS = 2048

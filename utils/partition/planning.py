@@ -2,28 +2,22 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, NamedTuple, Self
 
 import msgspec
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from boundby import files
-from boundby.layers.records import ModelProfile
-from boundby.layers.report import read_profile
-from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, PartitionPlan, VirtualNode
-from boundby.partition.plan import Measured
-from boundby.partition.planner import kind_of
-from boundby.partition.solver import Objective
-from utils.config import Name, Section
-from utils.errors import InputError
-from utils.yaml_settings import load
+from boundby.cli import typed
+from boundby.layers import ModelProfile, read_profile
+from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, Objective, PartitionPlan, VirtualNode, kind_of
+from utils.command import InputError
+from utils.settings import Name, Section, load
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SUMMARIES, MODEL = "*_summary.json", "config.json"
 EXAMPLES = "planned for the example nodes in {}, not for this machine: state yours there, or with --nodes FILE"
-MOST_SECONDS = 120.0  # to profile a model that has no profile yet
 WITH_KIND = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
 SHAPE = re.compile(r"\w+\[(\d+)(?:, (\d+))?")
 
@@ -95,7 +89,6 @@ class NodesConfig(Section):
 
     nodes: Annotated[list[Node], Field(min_length=1)]
     links: LinkSettings = LinkSettings()
-    overlap: bool = True
     in_order: bool = False
     workload: Workload = Workload()
 
@@ -149,30 +142,13 @@ def read_profiles(given: Sequence[str]) -> Profiles:
     return profiles
 
 
-def read_trials(paths: Sequence[Path]) -> list[Measured]:
-    """Return what `run_plan.py` kept of its runs. Raises InputError for a file that holds none."""
-    trials = []
-    for path in paths:
-        try:
-            trials.append(files.read_as(path, Measured))
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"--trial {path}: no run of a plan ({error}); `python scripts/run_plan.py PLAN` keeps one"
-            ) from None
-    return trials
-
-
 def plan(
     profiles: Profiles,
     settings: NodesConfig,
     objective: Objective,
     requests: int | None,
-    trials: Sequence[Measured] = (),
 ) -> tuple[PartitionPlan | None, Infeasible | None]:
-    """Return the best plan, or what is missing for one; `trials` are runs of plans that calibrate nodes and links.
-
-    Raises InputError for what cannot be planned.
-    """
+    """Return the best plan, or what is missing for one. Raises InputError for what cannot be planned."""
     if (objective == "requests") != (requests is not None):
         raise InputError("--objective requests and --requests M go together: M is how many are to be done soonest")
     workload = settings.workload
@@ -186,13 +162,11 @@ def plan(
             kv_cache_tokens=workload.kv_cache_tokens,
             batch_size=workload.batch_size,
         )
-        nodes, links = planner.calibrated([node.virtual() for node in settings.nodes], settings.link_table(), trials)
         found = planner.generate_plan(
-            nodes,
+            [node.virtual() for node in settings.nodes],
             objective,
-            links,
+            settings.link_table(),
             requests=1 if requests is None else requests,
-            overlap=settings.overlap,
             in_order=settings.in_order,
         )
     except Infeasible as missing:
@@ -206,11 +180,10 @@ def for_examples(outcome: PartitionPlan | Infeasible, path: Path) -> PartitionPl
     """Return the plan with the note that its nodes are those of an example; what is missing names them itself."""
     if isinstance(outcome, Infeasible):
         return outcome
-    return replace(outcome, notes=(EXAMPLES.format(path.name), *outcome.notes))
+    return msgspec.structs.replace(outcome, notes=(EXAMPLES.format(path.name), *outcome.notes))
 
 
-@dataclass(frozen=True)
-class PlannedModel:
+class PlannedModel(msgspec.Struct, frozen=True):
     """Which model a plan is for: a preset, a folder or a name on the Hub, and what tells it from another one."""
 
     name: str
@@ -221,19 +194,46 @@ class PlannedModel:
     threads: int | None = None  # that its profile was made with, on a CPU
 
 
-@dataclass(frozen=True)
-class PlanFile:
-    """A plan as it was kept, with the model that it is for."""
+class Source(msgspec.Struct, frozen=True):
+    """A profile that a plan rests on: of which kind of node, model and device."""
+
+    kind: str
+    model: str
+    profile: str
+    device: str
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """What is missing for a plan, as `Infeasible` has it."""
+
+    node: str
+    unit: str
+    short_bytes: int
+    extra_bytes: int
+    extra_bytes_by_node: dict[str, int]
+
+
+class PlanFile(msgspec.Struct, frozen=True):
+    """A plan as it is kept, with the model that it is for; or what is missing for one. Seconds and bytes."""
+
+    schema_version: int
+    model: PlannedModel
+    profiles: tuple[Source, ...]
+    feasible: bool
+    plan: PartitionPlan | None
+    missing: Missing | None
+    reason: str | None
+
+
+class Planned(NamedTuple):
+    """A plan to be run, and the model that it is for."""
 
     model: PlannedModel
     plan: PartitionPlan
 
 
-def told(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> dict[str, Any]:
-    """Return the outcome as plain values for JSON.
-
-    Times are in seconds, sizes in bytes. `model` says where the model is.
-    """
+def plan_file(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | None = None) -> PlanFile:
+    """Return the outcome as it is kept; `model` says where the model is."""
     first = next(iter(profiles.values()))
     root = first.layers[0]
     sizes = SHAPE.match(root.input_shapes[0]) if root.input_shapes else None
@@ -245,58 +245,34 @@ def told(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: str | N
         sequence_length=int(sizes[2] or 1) if sizes else 1,
         threads=int(first.environment["threads"]) if "threads" in first.environment else None,
     )
-    sources = [
-        {"kind": kind, "model": profile.model_name, "profile": profile.profile_name, "device": profile.device_name}
+    sources = tuple(
+        Source(kind, profile.model_name, profile.profile_name, profile.device_name)
         for kind, profile in profiles.items()
-    ]
-    plan = missing = reason = None
-    if isinstance(outcome, Infeasible):
-        reason = str(outcome)
-        missing = {
-            "node": outcome.node,
-            "unit": outcome.unit,
-            "short_bytes": outcome.short_bytes,
-            "extra_bytes": outcome.extra_bytes,
-            "extra_bytes_by_node": outcome.extra_by_node,
-        }
-    else:
-        plan = asdict(outcome)
-        plan["largest_batch"] = outcome.largest_batch
-        plan["requests_per_s"] = outcome.requests_per_s
-        plan["requests_per_s_reason"] = outcome.requests_per_s_reason
-        for stage, made in zip(plan["stages"], outcome.stages, strict=True):
-            stage["memory_bytes"] = {**stage.pop("memory"), "total": made.memory.total, "free": made.free_bytes}
-    head = {"schema_version": SCHEMA_VERSION, "model": asdict(planned), "profiles": sources}
-    end = {"feasible": plan is not None, "plan": plan, "missing": missing, "reason": reason}
-    return {**head, **end}
+    )
+    if isinstance(outcome, PartitionPlan):
+        return PlanFile(SCHEMA_VERSION, planned, sources, feasible=True, plan=outcome, missing=None, reason=None)
+    missing = Missing(outcome.node, outcome.unit, outcome.short_bytes, outcome.extra_bytes, outcome.extra_by_node)
+    return PlanFile(SCHEMA_VERSION, planned, sources, feasible=False, plan=None, missing=missing, reason=str(outcome))
 
 
-def read_plan(path: Path, model: str | None = None) -> PlanFile:
+def read_plan(path: Path, model: str | None = None) -> Planned:
     """Return the plan that `plan_partition.py --json` wrote; `model` says where its model is, if the file does not.
 
     Raises InputError for a file that holds no plan to be run.
     """
-    again = "make it with `python scripts/plan_partition.py PROFILE --json`"
+    again = f"make it with `{typed('plan', 'PROFILE', '--json')}`"
     try:
-        values = files.read_json(path)
+        file = files.read_as(path, PlanFile)
     except FileNotFoundError:
         raise InputError(f"{path} is not there; {again}") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no plan that can be read: {error}; {again}") from None
-    if not isinstance(values, dict) or "profiles" not in values:
-        raise InputError(f"{path} is no plan; {again}")
-    if values.get("schema_version") != SCHEMA_VERSION:
-        version = values.get("schema_version")
-        raise InputError(f"{path} is of an older or newer version ({version!r}, here {SCHEMA_VERSION}); {again} anew")
-    if not values.get("feasible"):
-        raise InputError(f"{path} holds no plan to run: {values.get('reason')}")
-    try:
-        for stage in values["plan"]["stages"]:
-            stage["memory"] = stage["memory_bytes"]
-        file = msgspec.convert(values, PlanFile)
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise InputError(f"{path} holds a plan that cannot be read: {error}; {again} anew") from None
-    return replace(file, model=replace(file.model, name=_place(model or file.model.name)))
+        raise InputError(f"{path} is no plan of this version that can be read: {error}; {again}") from None
+    if file.schema_version != SCHEMA_VERSION:
+        version = file.schema_version
+        raise InputError(f"{path} is of an older or newer version ({version}, here {SCHEMA_VERSION}); {again} anew")
+    if file.plan is None:
+        raise InputError(f"{path} holds no plan to run: {file.reason}")
+    return Planned(msgspec.structs.replace(file.model, name=_place(model or file.model.name)), file.plan)
 
 
 def _place(model: str) -> str:
@@ -311,24 +287,10 @@ def _is_model(path: Path) -> bool:
 
 def _measured(model: str) -> ModelProfile:
     """Profile the model on one text of the usual length and leave the files of it where profiles lie."""
-    from utils.layers import LayerSettings, Model, models, profiling
+    from utils.tracing import LayerSettings, Model, profiling
 
-    settings = LayerSettings()
-    measured = settings.measurement
     which = Model(name=model) if Path(model).is_dir() else Model(architecture=model)
-    chosen = models.prepare(which)
-    inputs = models.inputs_for(chosen.model, measured.batch_size, measured.sequence_length)
-    report, _ = profiling.profile(
-        chosen.model,
-        inputs,
-        name=chosen.name,
-        folder=Path(settings.output.dir),
-        limits=None,
-        num_runs=measured.num_samples,
-        warmup_runs=measured.warmup_runs,
-        max_seconds=MOST_SECONDS,
-        shape=models.shape_of(inputs),
-    )
+    report, _ = profiling.profile_as_set(LayerSettings(model=which), lambda text: None, for_plan=True)
     return report.profile
 
 

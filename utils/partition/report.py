@@ -5,13 +5,10 @@ from pathlib import Path
 
 from boundby import files
 from boundby.formatting import NOTHING, clean, listed, number, times
-from boundby.partition import Infeasible, PartitionPlan
-from boundby.partition.plan import Alternative, Comparison, Error, Measured, compare
-from boundby.partition.simulation import Simulated
-from utils.errors import InputError
-from utils.partition.planning import PlanFile, Profiles
-from utils.render import plain_text
-from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from boundby.partition import Alternative, Comparison, Error, Infeasible, Measured, PartitionPlan, Simulated, compare
+from utils.command import InputError
+from utils.partition.planning import Planned, Profiles
+from utils.render import Block, BulletList, DefinitionList, Heading, Paragraph, Table, plain_text
 
 PICTURE = ".png"
 LONGEST_SPAN = 34
@@ -24,18 +21,20 @@ def of_plan(outcome: PartitionPlan | Infeasible, profiles: Profiles) -> str:
     return "\n".join(plain_text.lines([*blocks]))
 
 
-def of_run(file: PlanFile, measured: Measured) -> str:
+def of_run(file: Planned, measured: Measured) -> str:
     """Return what a plan took beside what it was predicted to take."""
     return "\n".join(plain_text.lines([*_run(file, measured, compare(file.plan, measured))]))
 
 
-def of_simulation(file: PlanFile, simulated: Simulated) -> str:
+def of_simulation(file: Planned, simulated: Simulated) -> str:
     """Return what a plan takes event by event beside the formulas that it was chosen by."""
     plan = file.plan
     last = plan.latency_s + (simulated.requests - 1) * plan.period_s
-    rows = [("first request finished", plan.latency_s, simulated.first_finish_s)]
-    rows += [("between two of many", plan.period_s, simulated.period_s)]
-    rows += [(f"finish of {simulated.requests} requests", last, simulated.last_finish_s)]
+    rows = [
+        ("first request finished", plan.latency_s, simulated.first_finish_s),
+        ("between two of many", plan.period_s, simulated.period_s),
+        (f"finish of {simulated.requests} requests", last, simulated.last_finish_s),
+    ]
     cells = [[name, _ms(formula), NOTHING if found is None else _ms(found)] for name, formula, found in rows]
     blocks: list[Block] = [
         Paragraph(f"{_stage_count(plan)} of {clean(file.model.name)}, simulated: no process was started"),
@@ -48,8 +47,8 @@ def of_simulation(file: PlanFile, simulated: Simulated) -> str:
 
 def draw(path: Path, plan: PartitionPlan, profiles: Profiles) -> None:
     """Replace `path` by the picture of the plan."""
-    from utils.plots import partition
-    from utils.plots.style import Subject, shortened
+    from utils.partition import picture as partition
+    from utils.report import Subject, shortened
 
     about = Subject(shortened(headline(plan), 120), shortened(subject(profiles), 120), is_synthetic=False)
     figure = partition.figure(plan, about)
@@ -113,7 +112,7 @@ def _from_to(units: Sequence[str]) -> str:
 
 def _memory(plan: PartitionPlan) -> Iterator[tuple[str, str]]:
     if plan.batch_size and plan.largest_batch is not None:
-        caches = sum(stage.memory.kv_cache for stage in plan.stages)
+        caches = sum(stage.memory_bytes.kv_cache for stage in plan.stages)
         held = f", {_mb(caches)} MB of it KV caches" if caches else ""
         yield "Memory", f"of a batch of {plan.batch_size}{held}; up to {plan.largest_batch:,} fit beside the weights"
 
@@ -129,7 +128,7 @@ def _stages(plan: PartitionPlan) -> Table:
             _ms(stage.compute_s),
             *([_ms(stage.busy_compute_s)] if is_slowed else []),
             stage.basis,
-            _mb(stage.memory.total),
+            _mb(stage.memory_bytes.total),
             _mb(stage.usable_bytes),
         ]
         for stage in plan.stages
@@ -182,11 +181,11 @@ def _ms(seconds: float) -> str:
     return number(1e3 * seconds)
 
 
-def _mb(size_bytes: int) -> str:
+def _mb(size_bytes: float) -> str:
     return number(size_bytes / 1e6)
 
 
-def _run(file: PlanFile, measured: Measured, errors: Comparison) -> Iterator[Block]:
+def _run(file: Planned, measured: Measured, errors: Comparison) -> Iterator[Block]:
     plan, machines = file.plan, {stage.machine for stage in measured.stages}
     where = "1 machine" if len(machines) == 1 else f"{len(machines)} machines"
     yield Paragraph(f"{_stage_count(plan)} of {clean(file.model.name)}, measured in as many processes on {where}")
@@ -247,7 +246,7 @@ def _known(plan: PartitionPlan, measured: Measured) -> Iterator[str]:
         yield f"between: {between}, gb_per_s: {rate:.3g}, latency_us: {latency:.0f}, measured: true"
 
 
-def _threads(file: PlanFile, measured: Measured) -> Iterator[str]:
+def _threads(file: Planned, measured: Measured) -> Iterator[str]:
     of_profile = file.model.threads
     on_cpus = zip(file.plan.stages, measured.stages, strict=True)
     used = sorted({stage.threads for planned, stage in on_cpus if not planned.on_gpu})

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
-from utils.locks import held
+from utils.command import held
 from utils.quickstart.recipe import Recipe
 
 RECORD, VALIDATION = "quickstart.json", "validation.csv"

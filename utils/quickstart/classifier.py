@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import Qwen2Config, Qwen2ForSequenceClassification, Qwen2Tokenizer
 from transformers.utils import logging
 
-from boundby.device import host_threads
+from boundby.machine import host_threads
 from utils.quickstart.recipe import TINY, Recipe, Schedule, Shape
 from utils.quickstart.texts import LabelledText
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from boundby.formatting import clean, number, printable
-from boundby.webpage import environment
+from boundby.layers import environment
 
 TEMPLATES = Path(__file__).parent
 TEMPLATE = "flame_graph.html.j2"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from boundby.formatting import printable
-from boundby.webpage import environment
+from boundby.layers import environment
 from utils.render.blocks import Document, Heading
 
 TEMPLATES = Path(__file__).parent

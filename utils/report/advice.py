@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from boundby.card import factor
+from boundby.bound import Fix, factor
+from boundby.cli import typed
 from boundby.formatting import listed, number, times
-from boundby.roofline import Interval
-from boundby.verdict import Fix
-from utils.document import Choice, Row, VariantRow
+from boundby.work import Interval
+from utils.baseline import Choice, Row, VariantRow
 from utils.report import variants
 from utils.report.sources import Missing, ReportData
 
@@ -314,7 +314,7 @@ def _checks(data: ReportData) -> Iterator[Advice]:
         yield Advice(CHECK, "Record a trace", why, data.command.run("--from", "3", *enabled))
     yield from _evaluation(data)
     if data.document["synthetic"]:
-        command = "python run_pipeline.py model.name=NAME dataset.file=FILE.csv"
+        command = typed("run", "model.name=NAME", "dataset.file=FILE.csv")
         why = (
             "These figures are of a synthetic model. Give the name or folder of yours, and a file with texts; it "
             "needs no labels."

@@ -5,21 +5,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from boundby import card as cards
 from boundby import files
-from boundby.cli import as_typed
+from boundby.bound import card as cards
 from boundby.formatting import clean, number
-from utils import steps
-from utils.cli import Run
-from utils.render import html_page, plain_text
-from utils.render.blocks import Block, CodeBlock, DefinitionList, Details, Document, Heading, OrderedList, Paragraph
+from utils.command import Run
+from utils.render import (
+    Block,
+    CodeBlock,
+    DefinitionList,
+    Details,
+    Document,
+    Heading,
+    OrderedList,
+    Paragraph,
+    html_page,
+    plain_text,
+)
 from utils.report import (
     advice,
     batch_sizes,
     card,
     doubts,
     full_dataset,
-    pictures,
     profiling,
     quality,
     sources,
@@ -27,8 +34,10 @@ from utils.report import (
     variants,
     verdict,
 )
-from utils.report.pictures import Content, Drawing, Folded, drawings, placed
+from utils.report import figures as pictures
+from utils.report.figures import Content, Drawing, Folded, drawings, placed
 from utils.report.sources import ReportData
+from utils.steps import steps
 
 STEP = "04"
 SHOWN_STEPS = 3  # of what to do next
@@ -79,8 +88,8 @@ def write(run: Run) -> Written:
     data = sources.read(run)
     made = report(data)
     pictures.draw(made.drawings)
-    files.write_text(run.layout.report, as_typed(plain_text.render(made.document)))
-    files.write_text(run.layout.html_report, as_typed(html_page.render(made.document)))
+    files.write_text(run.layout.report, plain_text.render(made.document))
+    files.write_text(run.layout.html_report, html_page.render(made.document))
     return Written(card.draw(data), sum(drawing.reason is None for drawing in made.drawings))
 
 

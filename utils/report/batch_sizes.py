@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from boundby.formatting import NOTHING, clean, listed, number, spread, unknown
-from utils.config import Targets
-from utils.document import Choice, Optimal, Row, Target
-from utils.memory import told
-from utils.plots import batch_size_comparison, metrics_heatmap
-from utils.plots.style import STATUS_TEXT, limited_by
-from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
-from utils.report.pictures import Content, Folded, show
+from utils.baseline import Choice, Optimal, Row, Target, told
+from utils.render import Block, DefinitionList, Heading, Paragraph, Table
+from utils.report.figures import Content, Folded, show
+from utils.report.pictures import batch_size_comparison, metrics_heatmap
+from utils.report.pictures.style import STATUS_TEXT, limited_by
 from utils.report.sources import ReportData
+from utils.settings import Targets
 
 COLUMNS = (  # key, header
     ("throughput_samples_per_sec_mean", "samples\n/s"),

@@ -1,16 +1,15 @@
-"""The card of a run: its facts gathered from what the steps left, for `boundby.card` to put into lines."""
+"""The card of a run: its facts gathered from what the steps left, for `boundby.bound.card` to put into lines."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from boundby import card as cards
-from boundby import environment, files
-from boundby.card import Compared, Facts, Next, Rate
-from boundby.cli import as_typed
+from boundby import files
+from boundby.bound import Compared, Facts, Next, Rate, Verdict
+from boundby.bound import card as cards
 from boundby.formatting import number
-from boundby.roofline import Interval
-from boundby.verdict import Verdict
-from utils.document import Row
+from boundby.machine import environment
+from boundby.work import Interval
+from utils.baseline import Row
 from utils.report import advice, doubts, variants
 from utils.report.sources import ReportData
 
@@ -22,7 +21,7 @@ def card(data: ReportData) -> list[str]:
 
 def draw(data: ReportData) -> str:
     """Write the card, and return it as one text."""
-    text = as_typed("\n".join(card(data)))
+    text = "\n".join(card(data))
     files.write_text(data.layout.card, f"{text}\n")
     return text
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from boundby.formatting import clean, listed
-from utils.render.blocks import BulletList, Heading
-from utils.report.pictures import Content, Folded
+from utils.render import BulletList, Heading
+from utils.report.figures import Content, Folded
 from utils.report.sources import ReportData
 
 LONGEST_DOUBT = 400  # characters

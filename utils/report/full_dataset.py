@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from boundby.formatting import number, quantity, times, unknown
-from utils.document import FullDataset
-from utils.render.blocks import Block, DefinitionList, Heading, Paragraph, Table
-from utils.report.pictures import Content, Folded
+from utils.baseline import FullDataset
+from utils.render import Block, DefinitionList, Heading, Paragraph, Table
+from utils.report.figures import Content, Folded
 from utils.report.sources import ReportData
 
 PHASES = {
@@ -34,13 +34,14 @@ def section(data: ReportData) -> list[Content]:
 def _pairs(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
     seconds, rows = full["inference_time_s"], data.document["dataset"].get("rows")
     part = f" of {rows:,} (a seeded sample)" if rows and rows != full["samples"] else ""
+    ways = [(full["precision"], True), ("last layer trimmed", full["trim"]), ("compiled", full["compile"])]
     return [
         ("Samples", f"{full['samples']:,}{part} in {number(seconds)} s"),
         *([(data.task.SCORE, data.task.headline(full))] if data.is_scored else []),
         ("Throughput", f"{number(full['throughput_samples_per_sec'])} samples/s, tokenizing included"
          f"{_beside(full, data)}"),
-        ("Batches", f"{full['strategy']}, at most {full['token_budget']:,} tokens each, "
-         f"{full['padding_pct']:.1f} % padding; {_way(full)}"),
+        ("Batches", f"{full['strategy']}, at most {full['token_budget']:,} tokens each, {full['padding_pct']:.1f} % "
+         f"padding; {', '.join(name for name, is_taken in ways if is_taken)}"),
         ("Labels", _exactness(full)),
         *([] if full["truncated"] == 0 else [("Texts cut", _cut(full))]),
     ]  # fmt: skip
@@ -56,7 +57,9 @@ def _beside(full: FullDataset, data: ReportData) -> str:
 
 
 def _more(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
-    rows = data.document["dataset"].get("rows")
+    rows = data.document["dataset"].get("rows") or full["samples"]
+    whole = of_pass(full, rows, data.config.pod.price_per_hour)
+    hours = f", {_gpu_hours(full, rows)}" if data.is_on_gpu else ""
     return [
         *(data.task.described(full) if data.is_scored else []),
         ("Time per sample", f"{number(full['latency_per_sample_ms'])} ms: all the time divided by the samples, "
@@ -64,54 +67,36 @@ def _more(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
         ("Tokens", f"{number(full['tokens_per_sec_real'])} of texts in a second"),
         ("Tokenizing", f"{number(full['tokenize_time_s'])} s"),
         ("Of the peak", _ceiling(full)),
-        ("Whole set", _whole_set(full, data, rows or full["samples"])),
+        ("Whole set", f"{rows:,} samples at {number(full['throughput_samples_per_sec'])} samples/s: {whole}{hours}"),
         ("GPU memory, peak", quantity(full["gpu_mem_used_mb"], "MB", full["gpu_mem_used_reason"])),
         ("CPU memory, peak", quantity(full["cpu_mem_peak_mb"], "MB", "the kernel does not tell")),
     ]  # fmt: skip
 
 
-def _way(full: FullDataset) -> str:
-    ways = [(full["precision"], True), ("last layer trimmed", full.get("trim")), ("compiled", full.get("compile"))]
-    return ", ".join(name for name, is_taken in ways if is_taken)
-
-
 def _ceiling(full: FullDataset) -> str:
-    share, rate, ceiling = (
-        full.get(name) for name in ("share_of_ceiling_pct", "useful_flops_per_sec", "ceiling_flops_per_sec")
-    )
-    if share is None or rate is None or ceiling is None:
-        return unknown(full.get("share_of_ceiling_reason", "an earlier version did not note it"))
-    how = "padding not counted" + ("; the trimmed layer counts in full" if full.get("trim") else "")
-    return f"{share:.1f} %: {number(rate / 1e9)} of {number(ceiling / 1e9)} GFLOP/s of matrix products, {how}"
-
-
-def _whole_set(full: FullDataset, data: ReportData, rows: int) -> str:
-    """Return what all rows take on these machines, and cost where the price of one is set."""
-    taken = of_pass(full, rows, data.config.pod.price_per_hour)
-    hours = f", {_gpu_hours(full, rows)}" if data.is_on_gpu else ""
-    return f"{rows:,} samples at {number(full['throughput_samples_per_sec'])} samples/s: {taken}{hours}"
+    if full["share_of_ceiling_pct"] is None:
+        return unknown(full["share_of_ceiling_reason"])
+    rate, ceiling = (number(full[f"{name}_flops_per_sec"] / 1e9) for name in ("useful", "ceiling"))
+    how = "padding not counted" + ("; the trimmed layer counts in full" if full["trim"] else "")
+    return f"{full['share_of_ceiling_pct']:.1f} %: {rate} of {ceiling} GFLOP/s of matrix products, {how}"
 
 
 def _gpu_hours(full: FullDataset, rows: int) -> str:
-    seconds = full.get("device_time_s")
+    seconds = full["device_time_s"]
     if seconds is None:
-        return f"GPU-hours {unknown(reason(full))}"
+        return f"GPU-hours {unknown(full['machine_time_reason'])}"
     return f"{number(rows / full['samples'] * seconds / SECONDS_PER_HOUR)} GPU-hours"
 
 
 def _exactness(full: FullDataset) -> str:
-    guarded = full.get("guarded_texts")
-    again = f"; {guarded:,} near ties were computed again in float32" if guarded else ""
-    return _compared(full) + again
-
-
-def _compared(full: FullDataset) -> str:
     """Return how the predictions compare with float32 one text at a time."""
-    report = full.get("exactness")
+    guarded = full["guarded_texts"]
+    again = f"; {guarded:,} near ties were computed again in float32" if guarded else ""
+    report = full["exactness"]
     if not report:
-        reason = full.get("exactness_reason")
-        is_plain = full["precision"] == "float32" and reason
-        return "in float32, as the model gives them; a self-check passed" if is_plain else unknown(reason)
+        is_plain = full["precision"] == "float32" and full["exactness_reason"]
+        plain = "in float32, as the model gives them; a self-check passed"
+        return (plain if is_plain else unknown(full["exactness_reason"])) + again
     low, high = 100 * report["agreement_low"], 100 * report["agreement_high"]
     said = (
         f"{report['same_labels']:,} of {report['rows']:,} labels as in float32 one text at a time "
@@ -122,14 +107,12 @@ def _compared(full: FullDataset) -> str:
     if None not in change:
         value, low, high = (100 * share for share in change)
         said += f"; accuracy {value:+.2f} [{low:+.2f}, {high:+.2f}] percentage points"
-    return said
+    return said + again
 
 
 def _phases(full: FullDataset) -> list[Block]:
     """Return where the time of the workers went."""
-    phases = full.get("phases_s")
-    if not phases:
-        return []
+    phases = full["phases_s"]
     total, known = full["worker_time_s"], sum(phases.values())
     rows = [[PHASES[name], number(phases[name]), f"{100 * phases[name] / total:.1f}"] for name in PHASES]
     if total - known > LEAST_REST * total:
@@ -183,19 +166,14 @@ def cost(data: ReportData) -> list[Block]:
 def of_pass(full: FullDataset, rows: int, price: float | None) -> str:
     """Return the hours of so many rows on the machines of this pass, and their cost at this price of one per hour."""
     scale = rows / full["samples"]
-    seconds, machines_s = full["inference_time_s"], full.get("machine_time_s")
+    seconds, machines_s = full["inference_time_s"], full["machine_time_s"]
     said = _hours(scale * seconds)
     if price is None:
         return said
     if machines_s is None:
-        return f"{said}, cost {unknown(reason(full))}"
+        return f"{said}, cost {unknown(full['machine_time_reason'])}"
     several = f" for {_hours(scale * machines_s)} of all machines" if machines_s > SEVERAL * seconds else ""
     return f"{said}, cost {_money(scale * machines_s, price)}{several}"
-
-
-def reason(full: FullDataset) -> str:
-    """Return why it is not known how long machines and devices were busy in this pass."""
-    return full.get("machine_time_reason") or "an earlier version did not note which machines predicted"
 
 
 def _hours(seconds: float) -> str:

@@ -1,20 +1,20 @@
 """What step 03 says: what the machine waited for in the trace, its memory, and the model layer by layer."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 
+from boundby.bound import ARITHMETIC, OF_CAUSES, Verdict, fix_of_cause, plain
 from boundby.formatting import NOTHING, clean, listed, number, times
-from boundby.layers.ranking import Ranked, blocks, by_self_time
-from boundby.layers.records import ModelProfile
-from boundby.verdict import ARITHMETIC, OF_CAUSES, Verdict, fix_of_cause, plain
-from utils.document import Launches, Trace, TracedDevice, TraceSteps
-from utils.plots import layers as layer_bars
-from utils.plots import memory, timeline
-from utils.plots.style import BOUNDS
-from utils.render.blocks import Block, BulletList, DefinitionList, Heading, Paragraph, Table
-from utils.report.pictures import Content, Folded, show
+from boundby.layers import ModelProfile, Ranked, blocks, by_self_time
+from utils.baseline import Trace, TracedDevice, TraceSteps
+from utils.render import Block, BulletList, DefinitionList, Heading, Paragraph, Table
+from utils.report.figures import Content, Folded, show
+from utils.report.pictures import layers as layer_bars
+from utils.report.pictures import memory, timeline
+from utils.report.pictures.style import BOUNDS
 from utils.report.sources import Missing, ReportData
-from utils.trace_analysis import text as trace_text
-from utils.trace_analysis import words
+from utils.tracing import trace_text
+from utils.tracing import trace_words as words
 
 WAITING = "What the machine waited for, in the trace"
 SHOWN_PCT, TELLING_PCT = 0.1, 1.0  # of the window, to be in the table, and to be explained
@@ -36,14 +36,8 @@ def waiting(data: ReportData) -> list[Content]:
     if isinstance(trace, Missing):
         why = Paragraph(f"There is no analysis of a trace: {clean(trace.reason, 300)}.")
         return [Heading(WAITING), why, timeline_picture, memory_picture]
-    device = trace["devices"][0]
-    facts = [
-        *_shares(device),
-        *_steps(trace["steps"], data.manifest.shape),
-        *_hidden(device),
-        *_launches(trace["launches"]),
-    ]
-    memory_content = [*trace_text.memory_blocks(trace.get("memory") or []), memory_picture]
+    facts = [*_shares(trace["devices"][0]), *_steps(trace["steps"], data.manifest.shape)]
+    facts.append(("All of it", shlex.join(["python", "scripts/analyze_trace.py", str(data.layout.trace)])))
     return [
         Heading(WAITING),
         Paragraph(_verdict(trace)),
@@ -53,7 +47,7 @@ def waiting(data: ReportData) -> list[Content]:
         *_causes(trace),
         timeline_picture,
         Folded("What these causes are", _explained(trace)),
-        Folded("Memory in the trace", memory_content),
+        Folded("Memory in the trace", [*trace_text.memory_blocks(trace.get("memory") or []), memory_picture]),
     ]
 
 
@@ -123,28 +117,6 @@ def _steps(steps: TraceSteps, shape: str | None) -> Iterator[tuple[str, str]]:
     yield "Steps", text
 
 
-def _hidden(device: TracedDevice) -> Iterator[tuple[str, str]]:
-    """Yield how much of the communication and of the copies nothing hides."""
-    for kind, label in (("communication", "Communication"), ("memcpy", "Copies")):
-        spent = device["by_kind_ms"].get(kind)
-        if spent:
-            yield (
-                label,
-                f"{number(spent)} ms, {number(device['exposed_ms'][kind])} ms of them with nothing else at work",
-            )
-
-
-def _launches(launches: Launches) -> Iterator[tuple[str, str]]:
-    if not launches["calls"] or not launches["call_us"] or not launches["delay_us"]:
-        return
-    call, delay = (_duration(launches[key]["median"]) for key in ("call_us", "delay_us"))
-    text = f"{launches['calls']:,} calls of {call} (median); the work begins {delay} after its call"
-    if launches["mean_queue"] is not None:
-        text += f", {number(launches['mean_queue'])} pieces of it wait on average"
-        text += f", and for {launches['empty_queue_pct']:.0f} % of the time none does"
-    yield "Launches", text
-
-
 def _causes(trace: Trace) -> list[Block]:
     """Return the causes of idling with what the host was in and what removing each could gain at most."""
     device = trace["devices"][0]
@@ -184,10 +156,10 @@ def _explained(trace: Trace) -> list[Block]:
     device = trace["devices"][0]
     on_host, whole = device["device"] is None, device["window_ms"]
     fixes = {} if trace["verdict"].bound == "inconclusive" else _fixes(on_host)
-    telling = [name for name, ms in device["idle_by_cause_ms"].items() if 100 * ms > TELLING_PCT * whole]
     notes = [
         f"{_cause(name, on_host)}: {words.cause(name, on_host)}.{f' To do: {fixes[name]}.' if name in fixes else ''}"
-        for name in telling
+        for name, ms in device["idle_by_cause_ms"].items()
+        if 100 * ms > TELLING_PCT * whole
     ]
     return [BulletList(notes)] if notes else []
 
@@ -199,10 +171,6 @@ def _cause(name: str, on_host: bool) -> str:
 def _meanwhile(device: TracedDevice, cause: str) -> str:
     longest = device["idle_details"].get(cause, ())[:2]
     return ", ".join(f"{clean(spent['host_in'], LONGEST_HOST)} {number(spent['ms'])}" for spent in longest)
-
-
-def _duration(microseconds: float) -> str:
-    return f"{number(microseconds)} us" if microseconds < 1000 else f"{number(microseconds / 1000)} ms"
 
 
 def _share(spent: float, whole: float) -> str:

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from boundby.formatting import NOTHING, clean, listed
-from utils.plots import calibration, confusion
-from utils.render.blocks import Block, BulletList, OrderedList, Paragraph, Table
-from utils.report.pictures import Content, Folded, show
+from utils.models import Calibration, ClassScore, ConfidentMistake, Quality, Threshold
+from utils.render import Block, BulletList, OrderedList, Paragraph, Table
+from utils.report.figures import Content, Folded, show
+from utils.report.pictures import calibration, confusion
 from utils.report.sources import Missing, ReportData
-from utils.tasks.sequence_classification.calibration import Calibration, Threshold
-from utils.tasks.sequence_classification.quality import ClassScore, ConfidentMistake, Quality
 
 CLASSES = "Classes and confusions"
 SHOWN = 10

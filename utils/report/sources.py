@@ -3,28 +3,21 @@
 import argparse
 import contextlib
 import csv
-import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, TypeVar, cast
 
 import msgspec
 
 from boundby import files
-from boundby.formatting import listed
-from boundby.known import Missing
-from boundby.layers.records import ModelProfile
-from boundby.layers.report import read_profile
+from boundby.bound import Verdict
+from boundby.capture import CaptureManifest
+from boundby.cli import typed
+from boundby.formatting import Missing
+from boundby.layers import ModelProfile, read_profile
 from boundby.trace import rows_by_name
-from boundby.verdict import Verdict
-from utils import steps, tasks
-from utils.artifacts import METRICS_VERSION, Layout
-from utils.cli import DEFAULT_CONFIG, Run
-from utils.comparison.facts import Point, Rounds, rounds_of, visits_of
-from utils.config import AUTO, Config
-from utils.credentials import removed, without
-from utils.document import (
+from utils.baseline import (
     Document,
     FullDataset,
     NonNegative,
@@ -36,17 +29,22 @@ from utils.document import (
     Target,
     Trace,
     Variants,
+    judge,
+    optimal,
     read_document,
     shaped,
 )
-from utils.errors import InputError
-from utils.optimal import judge, optimal
-from utils.tasks.sequence_classification import quality as qualities
-from utils.tasks.sequence_classification.quality import Quality
-from utils.trace_analysis.document import SCHEMA_VERSION as TRACE_VERSION
+from utils.command import DEFAULT_CONFIG, METRICS_VERSION, InputError, Layout, Run, removed, without
+from utils.comparison import Point, Rounds, rounds_of, visits_of
+from utils.models import Quality, tasks
+from utils.models import quality as qualities
+from utils.settings import AUTO, DEFAULT_TASK, Config
+from utils.steps import steps
+from utils.tracing import SCHEMA_VERSION as TRACE_VERSION
 
 OTHER_MODEL = "step 03 was run on another model than the sweep"
-TRACE_KEYS = ("verdict", "devices", "steps", "launches")
+NO_LAYERS = "layers.enabled is false"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,13 +64,13 @@ class Command:
         return cls(None if path == DEFAULT_CONFIG else without(str(here)), tuple(map(without, args.overrides)), flags)
 
     def run(self, *arguments: str) -> str:
-        """Return `python run_pipeline.py` with the settings of this run; overrides in `arguments` replace its own."""
+        """Return the command `run` with the settings of this run; overrides in `arguments` replace its own."""
         flags = [argument for argument in arguments if "=" not in argument]
         overrides = [argument for argument in arguments if "=" in argument]
         replaced = {override.partition("=")[0] for override in overrides}
         kept = [override for override in self.overrides if override.partition("=")[0] not in replaced]
         config = ["--config", self.config] if self.config else []
-        return shlex.join(["python", "run_pipeline.py", *config, *self.flags, *flags, *kept, *overrides])
+        return typed("run", *config, *self.flags, *flags, *kept, *overrides)
 
 
 class Hardware(TypedDict):
@@ -88,38 +86,10 @@ class Hardware(TypedDict):
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that measured: its hardware as `boundby.environment` describes it, and versions of packages."""
+    """The machine that measured: its hardware as `boundby.machine` describes it, and versions of packages."""
 
     hardware: Hardware
     versions: Mapping[str, str | None]
-
-
-class _Run(msgspec.Struct, frozen=True):
-    """What is read of run.json."""
-
-    machine_fingerprint: str | None = None
-    machine: Hardware | None = None
-    versions: dict[str, str | None] | None = None
-
-
-class Remark(msgspec.Struct, frozen=True):
-    """What a recording lacks, and why."""
-
-    what: str
-    reason: str
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What is read of the manifest of a trace; all empty where there is none."""
-
-    dtype: str | None = None
-    batch_size: int | None = None
-    steps_recorded: int = 0
-    steps_expected: int | None = None
-    shape: str | None = None
-    unavailable: tuple[Remark, ...] = ()
-    downgrades: tuple[Remark, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +111,7 @@ class ReportData:
     chosen: Row | None
     targets: tuple[Target, ...]
     machine: Machine | Missing
-    manifest: Manifest
+    manifest: CaptureManifest
     operators: tuple[Operator, ...] | Missing
     trace: Trace | Missing
     layers: ModelProfile | Missing
@@ -184,7 +154,7 @@ class ReportData:
     @property
     def task(self) -> Any:
         """What the model is used for, which knows what a score is."""
-        return tasks.of(self.document["model"].get("task", tasks.DEFAULT))
+        return tasks.of(self.document["model"].get("task", DEFAULT_TASK))
 
     @property
     def is_on_gpu(self) -> bool:
@@ -215,8 +185,10 @@ def read(run: Run) -> ReportData:
     if _is_of_another_model(layout, document):
         operators = trace = layers = Missing(OTHER_MODEL)
     else:
-        operators, trace = _operators(layout, manifest), _trace(layout, manifest)
-        layers = _layers(layout, config)
+        no_trace, no_layers = _no_trace(manifest), "step 03 has not run" if config.layers.enabled else NO_LAYERS
+        operators = _held(layout.op_stats, no_trace, lambda: _operators(layout))
+        trace = _held(layout.trace_analysis, no_trace, lambda: _trace(layout))
+        layers = _held(layout.layer_summary, no_layers, lambda: read_profile(layout.layer_summary))
     return ReportData(
         document=document,
         config=config,
@@ -226,13 +198,13 @@ def read(run: Run) -> ReportData:
         best=best,
         chosen=chosen,
         targets=tuple(judge(config.targets, chosen, document["full_dataset_metrics"])),
-        machine=_machine(layout, document["machine_fingerprint"]),
+        machine=_machine(layout),
         manifest=manifest,
         operators=operators,
         trace=trace,
         layers=layers,
         quality=_quality(layout, document),
-        variants=_variants(layout, document),
+        variants=_held(layout.variants, "step 05 has not run", lambda: _variants(layout, document)),
         rounds=_rounds(layout, document) if len(best) > 1 else {},
     )
 
@@ -242,7 +214,7 @@ def _document(path: Path, command: Command) -> Document:
     try:
         document = read_document(path, METRICS_VERSION)
         if document["full_dataset_metrics"]:
-            task = tasks.of(document["model"].get("task", tasks.DEFAULT))
+            task = tasks.of(document["model"].get("task", DEFAULT_TASK))
             shaped(document["full_dataset_metrics"], task.Scores)
         return cast(Document, removed(document))
     except FileNotFoundError:
@@ -262,76 +234,46 @@ def _rounds(layout: Layout, document: Document) -> dict[Point, Rounds]:
         return {}
 
 
-def _manifest(path: Path) -> Manifest:
+def _manifest(path: Path) -> CaptureManifest:
     try:
-        return steps.read(path, Manifest)
+        return files.read_as(path, CaptureManifest)
     except (OSError, ValueError):
-        return Manifest()
+        return CaptureManifest()
 
 
-def _machine(layout: Layout, fingerprint: str) -> Machine | Missing:
-    """Return the machine that measured.
-
-    `run.json` describes the machine of the last step, which may be another one: a report made at home.
-    """
+def _machine(layout: Layout) -> Machine | Missing:
+    """Return the machine that measured: the report may be made on another one."""
     for path in (layout.receipt("02"), layout.marker("02")):
         with contextlib.suppress(OSError, ValueError):
             parts = steps.read(path, steps.Marker).parts
             if parts.machine:
                 return Machine(msgspec.convert(parts.machine, Hardware), parts.versions or {})
+    return Missing("no receipt of step 02 describes the machine")
+
+
+def _held(path: Path, absent: str, read: Callable[[], T]) -> T | Missing:
+    """Return what a file holds; `absent` says why it may not be there."""
     try:
-        run = files.read_as(layout.run, _Run)
-    except (OSError, ValueError):
-        run = _Run()
-    if run.machine_fingerprint == fingerprint and run.machine:
-        return Machine(run.machine, run.versions or {})
-    return Missing(f"no file in {layout.results} describes the machine {fingerprint}")
+        return read()
+    except FileNotFoundError:
+        return Missing(absent)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        return Missing(f"{path.name} cannot be read: {error}")
 
 
-def _operators(layout: Layout, manifest: Manifest) -> tuple[Operator, ...] | Missing:
+def _operators(layout: Layout) -> tuple[Operator, ...] | Missing:
     """Return one row per operator of the trace."""
-    try:
-        with layout.op_stats.open(encoding="utf-8", newline="") as file:
-            rows = rows_by_name(list(csv.DictReader(file)))
-    except FileNotFoundError:
-        return _no_trace(manifest)
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        return Missing(f"{layout.op_stats.name} cannot be read: {error}")
-    return tuple(rows) or Missing("the trace holds no operators")
+    with layout.op_stats.open(encoding="utf-8", newline="") as file:
+        return tuple(rows_by_name(list(csv.DictReader(file)))) or Missing("the trace holds no operators")
 
 
-def _trace(layout: Layout, manifest: Manifest) -> Trace | Missing:
+def _trace(layout: Layout) -> Trace:
     """Return what the analysis says about the trace, of several ranks about the slowest."""
-    name = layout.trace_analysis.name
-    try:
-        analysis = files.read_json(layout.trace_analysis)
-        if analysis["schema_version"] != TRACE_VERSION:
-            return Missing(f"{name} is of version {analysis['schema_version']}, this program reads {TRACE_VERSION}")
-        trace = analysis["traces"][analysis["slowest"] or 0]
-    except FileNotFoundError:
-        return _no_trace(manifest)
-    except (OSError, ValueError) as error:
-        return Missing(f"{name} cannot be read: {error}")
-    except (KeyError, TypeError, IndexError):
-        return Missing(f"{name} holds no analysis of a trace")
-    missing = [key for key in TRACE_KEYS if not isinstance(trace, dict) or not trace.get(key)]
-    if missing:
-        return Missing(f"{name} lacks {listed(missing)}")
-    try:
-        trace["verdict"] = Verdict.from_dict(trace["verdict"])
-        return cast(Trace, shaped(trace, Trace))
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        return Missing(f"{name} cannot be read: {error}")
-
-
-def _layers(layout: Layout, config: Config) -> ModelProfile | Missing:
-    """Return the profile by layer."""
-    try:
-        return read_profile(layout.layer_summary)
-    except FileNotFoundError:
-        return Missing("step 03 has not run" if config.layers.enabled else "layers.enabled is false")
-    except (OSError, ValueError) as error:
-        return Missing(f"{layout.layer_summary.name} cannot be read: {error}")
+    analysis = files.read_json(layout.trace_analysis)
+    if analysis["schema_version"] != TRACE_VERSION:
+        raise ValueError(f"it is of version {analysis['schema_version']}, this program reads {TRACE_VERSION}")
+    trace = analysis["traces"][analysis["slowest"] or 0]
+    return cast(Trace, shaped({**trace, "verdict": Verdict.from_dict(trace["verdict"])}, Trace))
 
 
 def _quality(layout: Layout, document: Document) -> Quality | Missing:
@@ -344,17 +286,10 @@ def _quality(layout: Layout, document: Document) -> Quality | Missing:
 
 def _variants(layout: Layout, document: Document) -> Variants | Missing:
     """Return what step 05 has compared."""
-    name = layout.variants.name
-    try:
-        found = files.read_json(layout.variants)
-        msgspec.convert(found, Variants)
-    except FileNotFoundError:
-        return Missing("step 05 has not run")
-    except (OSError, ValueError) as error:
-        return Missing(f"{name} cannot be read: {error}")
+    found = cast(Variants, shaped(files.read_json(layout.variants), Variants))
     if found["model_fingerprint"] != document["model"].get("fingerprint"):
         return Missing("step 05 was run on another model than the sweep")
-    return cast(Variants, found)
+    return found
 
 
 def _is_of_another_model(layout: Layout, document: Document) -> bool:
@@ -365,6 +300,6 @@ def _is_of_another_model(layout: Layout, document: Document) -> bool:
     return traced not in (None, document["model"].get("fingerprint"))
 
 
-def _no_trace(manifest: Manifest) -> Missing:
+def _no_trace(manifest: CaptureManifest) -> str:
     remarks = [f"{remark.what}: {remark.reason}" for remark in manifest.downgrades]
-    return Missing("; ".join(remarks) or "step 03 has not run, or was skipped")
+    return "; ".join(remarks) or "step 03 has not run, or was skipped"

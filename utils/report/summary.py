@@ -1,11 +1,11 @@
 """What to know first: the card, whether this can be taken at face value, the subject, and what is doubtful."""
 
-from boundby import card as cards
+from boundby.bound import card as cards
 from boundby.formatting import clean, number, quantity, unknown
-from utils.document import FullDataset
-from utils.render.blocks import Admonition, Block, Card, CodeBlock, DefinitionList, Paragraph
+from utils.baseline import FullDataset
+from utils.render import Admonition, Block, Card, CodeBlock, DefinitionList, Paragraph
 from utils.report import card
-from utils.report.pictures import Content, Folded
+from utils.report.figures import Content, Folded
 from utils.report.sources import Missing, ReportData
 
 METHOD = (

@@ -3,16 +3,15 @@
 import shlex
 from collections.abc import Iterable, Sequence
 
-from boundby.card import factor
+from boundby.bound import Fix, factor
 from boundby.formatting import NOTHING, clean, number, paragraph, table, times
-from boundby.roofline import Interval
-from boundby.verdict import Fix
-from utils.document import Exactness, Span, VariantRow, Variants
-from utils.plots import variants as plot
-from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
-from utils.report.pictures import Content, Folded, show
+from boundby.work import Interval
+from utils.baseline import Exactness, Span, VariantRow, Variants
+from utils.render import Block, BulletList, Heading, Paragraph, Table
+from utils.report.figures import Content, Folded, show
+from utils.report.pictures import variants as plot
 from utils.report.sources import Missing, ReportData
-from utils.variants.reasons import sentence
+from utils.variants import sentence
 
 REFERENCE = "as_it_comes"
 UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))

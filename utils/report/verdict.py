@@ -1,19 +1,14 @@
-"""Where the time of a batch goes and what would change it: owners, times, trials, limits, operators."""
+"""Where the time of a batch goes and what would change it: owners, trials, limits, operators."""
 
-from collections.abc import Iterator, Sequence
-
-from boundby import card
-from boundby.card import factor
+from boundby.bound import Gain, Owner, OwnerKind, Trial, Verdict, card, factor
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown
-from boundby.verdict import Gain, Owner, OwnerKind, Trial, Verdict
+from utils.baseline import Ceilings, Operator, Row
 from utils.comparison import facts
-from utils.document import Ceilings, Operator, Row
-from utils.plots import operators, owners, roofline
-from utils.plots.style import limited_by
-from utils.render.blocks import Block, BulletList, Heading, Paragraph, Table
+from utils.render import Block, BulletList, Heading, Paragraph, Table
 from utils.report import variants
 from utils.report.advice import LEAST_BOUND
-from utils.report.pictures import Content, Folded, show
+from utils.report.figures import Content, Folded, show
+from utils.report.pictures import operators, owners, roofline
 from utils.report.sources import Missing, ReportData
 
 OWNERS: dict[OwnerKind, str] = {
@@ -24,34 +19,8 @@ OWNERS: dict[OwnerKind, str] = {
     "host": "Python and dispatch between the operators",
     "remainder": "left over",
 }
-SHORT: dict[OwnerKind, str] = {
-    "compute": "arith-\nmetic %",
-    "memory": "\nmemory %",
-    "kernels": "slow\nshapes %",
-    "around": "around\nthem %",
-    "host": "\nPython %",
-}
-ENERGY = "energy_per_sample_j"
-NAMES = {  # of columns that may be unknown
-    ENERGY: "energy per sample",
-    "share_of_limit_pct": "the share of the limits",
-    "share_of_ceiling_pct": "the share of the peak",
-    "useful_flops_pct": "the share of padding in the arithmetic",
-    "flops_per_sec": "GFLOP/s",
-}
-ALONE = ("compute", "memory", "kernels")  # what replays of operators take
-SAME_TIME = 1.1  # a time that differs less from another than by this factor needs no explanation
 SHOWN_OPERATORS = 12
 LONGEST_OPERATOR = 48  # characters
-LEAST_RATIO = 1.1  # of token rates, to speak of a difference
-# Operators that do the work of a matrix product or of attention and call no other of these, so that shares add up.
-MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_scaled_mm", "mv", "dot")
-FUSED_ATTENTION = (
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_cudnn_attention",
-    "_flash_attention_forward",
-    "_efficient_attention_forward",
-)
 
 
 def of(row: Row | None) -> Verdict | None:
@@ -60,13 +29,13 @@ def of(row: Row | None) -> Verdict | None:
 
 
 def where_time_goes(data: ReportData) -> list[Content]:
-    """Return whose the time of the reference batch is, and how long it takes in each way that it was timed."""
+    """Return whose the time of the reference batch is."""
     heading, verdict = Heading("Where the time goes"), of(data.chosen)
     picture = show(data, owners.figure, _with_owners(data))
     if verdict is None or data.chosen is None:
         reason = data.choice["reason"] if data.chosen is None else data.document.get("ceilings_reason")
         return [heading, Paragraph(f"Not known: {clean(reason or 'no reason was recorded', 300)}."), picture]
-    return [heading, *_owners(data.chosen, verdict), picture, *_times(data, verdict)]
+    return [heading, *_owners(data.chosen, verdict), picture]
 
 
 def _with_owners(data: ReportData) -> tuple[Row, ...] | Missing:
@@ -98,39 +67,6 @@ def _owners(row: Row, verdict: Verdict) -> list[Block]:
 def _owner(part: Owner, whole: float) -> list[str]:
     padding = "" if part.padding_share is None else f"{100 * part.padding_share:.0f}"
     return [OWNERS[part.kind], number(1e3 * part.seconds), f"{100 * part.seconds / whole:.0f}", padding]
-
-
-def _times(data: ReportData, verdict: Verdict) -> list[Block]:
-    """Return the times of the reference batch side by side, and why they differ where they do."""
-    if not verdict.reference:
-        return []
-    shape, first = str(verdict.reference), verdict.reference.seconds.value
-    rows = [["the sweep", shape, number(1e3 * first), ""]]
-    is_disturbed = bool(data.chosen and data.chosen["disturbed_rounds"])
-    calmer = "timed later; other programs disturbed the sweep" if is_disturbed else "timed later, over and over"
-    alone = sum(part.seconds for part in verdict.owners if part.kind in ALONE)
-    if alone:
-        why = "each alone and hot: no Python, no cold caches"
-        rows.append(["replay of its operators", shape, number(1e3 * alone), why])
-    for name, own_shape, seconds, reason in _other_times(data):
-        why = "another batch"
-        if own_shape == shape:
-            why = reason if seconds > SAME_TIME * first else calmer if seconds * SAME_TIME < first else ""
-        rows.append([name, own_shape, number(1e3 * seconds), why])
-    if len(rows) == 1:
-        return []
-    return [Table(["timed by", "shape", "ms", "why it differs"], rows, left=[0, 1, 3], caption="The same batch, timed")]
-
-
-def _other_times(data: ReportData) -> Iterator[tuple[str, str, float, str]]:
-    """Yield who else timed a batch, its shape, the seconds, and why these may be more than those of the sweep."""
-    manifest, trace = data.manifest, data.trace
-    if trace and trace["steps"]["median_ms"] and manifest.dtype == data.dtypes[0]:
-        traced = manifest.shape or f"{manifest.batch_size} texts"
-        yield "the trace", traced, trace["steps"]["median_ms"] / 1e3, "the profiler records every operator"
-    if data.layers:
-        profiled = data.layers.shape or "not noted"
-        yield "the profile by layer", profiled, data.layers.reference_s.median, "timed later"
 
 
 def tried(data: ReportData) -> list[Content]:
@@ -176,21 +112,14 @@ def _trial(trial: Trial) -> list[str]:
 
 
 def limits(data: ReportData) -> list[Content]:
-    """Return the roofline, and folded what limits each batch size, the evidence and what this machine can do."""
-    judged = [row for row in data.rows if of(row)]
+    """Return the roofline, and folded the evidence and what this machine can do."""
     picture = show(data, roofline.figure, data.measured, _ceilings_of(data))
-    if not judged:
+    if not any(of(row) for row in data.rows):
         return [picture]
-    tables = [
-        _table(dtype, own, data.is_on_gpu)
-        for dtype in data.dtypes
-        if (own := [row for row in judged if row["dtype"] == dtype])
-    ]
     folded: list[Content] = [_ceilings(data), _memory(data.document["ceilings"])] if data.document["ceilings"] else []
     return [
         *_dtypes(data),
         picture,
-        Folded("What limits each batch size", tables),
         Folded("What the verdict rests on", _evidence(data)),
         Folded("What this machine reaches", folded),
     ]
@@ -218,54 +147,6 @@ def _ceilings_of(data: ReportData) -> Ceilings | Missing:
     ceilings, reason = data.document["ceilings"], data.document["ceilings_reason"]
     why_not = roofline.why_not(data.rows, ceilings, reason)
     return Missing(why_not) if why_not else ceilings
-
-
-def _table(dtype: str, rows: Sequence[Row], is_on_gpu: bool) -> Table:
-    size, unit = roofline.scale(rows)
-    several = sum(bool(_parts(row)) for row in rows) > 1
-    kinds = [kind for kind in SHORT if several and any(_share(row, kind) for row in rows)]
-    has_energy = any(row[ENERGY] is not None for row in rows)
-    headers = ["batch\nsize", "limited by", *(SHORT[kind] for kind in kinds)]
-    headers += [unit, "of peak\n%", "for\npadding %", *(["joules/\nsample"] if has_energy else [])]
-    headers += ["device\nms", "enqueue\nms"] if is_on_gpu else []
-    cells = [_cells(row, kinds, size, has_energy, is_on_gpu) for row in rows]
-    return Table(
-        headers=headers,
-        rows=cells,
-        left=[1],
-        caption=dtype,
-        notes=[*(["?: not settled"] if any(cell[1].endswith("?") for cell in cells) else []), *_notes(rows)],
-    )
-
-
-def _share(row: Row, kind: OwnerKind) -> float | None:
-    """Return the share of an owner in the time of a row, in percent."""
-    parts = _parts(row)
-    whole = sum(part.seconds for part in parts)
-    return sum(100 * part.seconds / whole for part in parts if part.kind == kind) if whole else None
-
-
-def _cells(row: Row, kinds: Sequence[OwnerKind], size: float, has_energy: bool, is_on_gpu: bool) -> list[str]:
-    useful = row["useful_flops_pct"]
-    rate = NOTHING if row["flops_per_sec"] is None else number(row["flops_per_sec"] / size)
-    cells = [str(row["batch_size"]), limited_by(row), *(_whole(_share(row, kind)) for kind in kinds)]
-    cells += [rate, _whole(row["share_of_ceiling_pct"]), _whole(None if useful is None else max(0.0, 100 - useful))]
-    cells += [_number(row[ENERGY])] if has_energy else []
-    return cells + ([_number(row[f"{name}_per_batch_ms"]) for name in ("device", "enqueue")] if is_on_gpu else [])
-
-
-def _notes(rows: Sequence[Row]) -> list[str]:
-    """Return why a cell has no value, equal reasons together; of energy it is enough that no column is there."""
-    reasons: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        for name in NAMES:
-            if row[name] is None and name != ENERGY:
-                reason = row["reasons"].get(name, "no reason was recorded")
-                reasons.setdefault((NAMES[name], reason), []).append(row["batch_size"])
-    return [
-        f"{name} is unknown{'' if len(sizes) == len(rows) else f' at batch size {listed(sizes)}'}: {clean(why, 200)}"
-        for (name, why), sizes in reasons.items()
-    ]
 
 
 def _ceilings(data: ReportData) -> Table:
@@ -330,84 +211,9 @@ def _number(value: float | None) -> str:
     return NOTHING if value is None else number(value)
 
 
-def _whole(percent: float | None) -> str:
-    return NOTHING if percent is None else f"{percent:.0f}"
-
-
 def work(data: ReportData) -> list[Content]:
-    """Return, folded, what batches and operators tell, and the table of operators."""
-    picture = show(data, operators.figure, data.operators)
-    return [Folded("Operators and batches", [BulletList(_findings(data)), _operators(data), picture])]
-
-
-def _findings(data: ReportData) -> list[str]:
-    row = data.chosen
-    sentences = [_kinds_of_work(data.operators)] if data.operators else []
-    if row is None:
-        return [*sentences, f"Nothing about batches: {data.choice['reason']}."]
-    return [
-        *sentences,
-        _padding(row),
-        _tokenizing(row),
-        *_fixed_costs(data.of(row["dtype"])),
-        _cold(row),
-    ]
-
-
-def _padding(row: Row) -> str:
-    share = row["padding_pct"]
-    if not share:
-        return f"At batch size {row['batch_size']} there is no padding."
-    return (
-        f"At batch size {row['batch_size']}, {share:.1f} % of the tokens are padding; "
-        "what removing it gives stands under What was tried."
-    )
-
-
-def _tokenizing(row: Row) -> str:
-    tokenizing, forward = row["tokenize_per_batch_ms"], row["latency_per_batch_ms_median"]
-    return (
-        f"Tokenizing a batch of {row['batch_size']} takes {number(tokenizing)} ms, the forward {number(forward)} ms "
-        f"(median): {100 * tokenizing / forward:.0f} % on top where nothing overlaps them."
-    )
-
-
-def _cold(row: Row) -> str:
-    first = f"The first call at batch size {row['batch_size']}"
-    if row["cold_call_ms"] is None:
-        return f"{first}: {unknown(row['reasons'].get('cold_call_ms'))}."
-    return f"{first} took {number(row['cold_call_ms'])} ms; a service pays it once."
-
-
-def _kinds_of_work(operators: Sequence[Operator]) -> str:
-    """Say which share of the traced time is matrix products and fused attention."""
-    on_device = any(row["device_total_ms"] for row in operators)
-    key, where = ("device_pct", "GPU time") if on_device else ("cpu_self_pct", "operators' own CPU time")
-    products = round(sum(row[key] or 0 for row in operators if _plain(row) in MATRIX_PRODUCTS))
-    attention = round(sum(row[key] or 0 for row in operators if _plain(row) in FUSED_ATTENTION))
-    return (
-        f"Of the {where}, {products} % is matrix products and {attention} % fused attention; "
-        f"the other {max(0, 100 - products - attention)} % is element-wise work, copies and overhead."
-    )
-
-
-def _plain(row: Operator) -> str:
-    return row["name"].rpartition("::")[2]
-
-
-def _fixed_costs(rows: Sequence[Row]) -> list[str]:
-    """Say how the time of a padded token changes with the batch size, which shows the fixed cost of a call."""
-    known = [row for row in rows if row["tokens_per_sec_padded"]]
-    if len(known) < 2:
-        return []
-    first, best = known[0], max(known, key=lambda row: row["tokens_per_sec_padded"])
-    ratio = best["tokens_per_sec_padded"] / first["tokens_per_sec_padded"]
-    if ratio < LEAST_RATIO:
-        return [f"A token, padding included, costs about as much at batch size {first['batch_size']} as at any other."]
-    return [
-        f"A token, padding included, is {times(ratio)} times cheaper at batch size {best['batch_size']} than at "
-        f"{first['batch_size']}: what every call costs anew (launches, reading the weights) spreads over more tokens."
-    ]
+    """Return, folded, the operators of the trace."""
+    return [Folded("Operators of the trace", [_operators(data), show(data, operators.figure, data.operators)])]
 
 
 def _operators(data: ReportData) -> Block:

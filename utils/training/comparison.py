@@ -1,23 +1,46 @@
 """Training runs held against a first one: are their steps faster, slower, the same, or not to be told?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from boundby import files
-from boundby.compare import Comparison
 from boundby.formatting import NOTHING, number
-from boundby.training import StageTimes
-from utils.errors import InputError
-from utils.monitor import text
-from utils.monitor.contrast import Contrast, contrast, differences
-from utils.render import plain_text
-from utils.render.blocks import Block, Paragraph, Table
+from boundby.timing import MINIMUM_EFFECT, Comparison
+from boundby.timing import compare as rounds
+from boundby.training import Share, StageTimes, StepTable, share_of, step_table, windows
+from utils.command import InputError
+from utils.render import Block, Paragraph, Table, plain_text
 from utils.training import run_folder
 
 SCHEMA_VERSION = 1
+LEAST_STEPS = 10  # in two windows
+STEP_ROW = "whole step"
+MISSING = "not there"
 HEADERS = ("stage", "A\nms", "B\nms", "time of B\nagainst A, 95 %", "verdict")
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage, or the whole step, in both runs; `reason` says why there is no comparison."""
+
+    name: str
+    a: Share | None
+    b: Share | None
+    comparison: Comparison | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """B against A: their steps and stages on the host, and the number of steps that each has for it."""
+
+    rows: tuple[StageRow, ...]
+    steps: tuple[int, int]
+    minimum_effect: float
 
 
 @dataclass(frozen=True)
@@ -66,6 +89,83 @@ def compare(runs: Sequence[Path], minimum_effect: float | None = None) -> list[T
     return found
 
 
+def contrast(a: StageTimes, b: StageTimes, minimum_effect: float | None = None) -> Contrast:
+    """Return the comparison of two processes by their undisturbed steps, on the clock of the host.
+
+    A difference below `minimum_effect`, by default that of their device, is none.
+
+    The rounds are windows of consecutive steps, since neighbouring steps are alike. Raises ValueError where a run has
+    too few steps.
+    """
+    tables = step_table(a), step_table(b)
+    for name, table in zip("AB", tables, strict=True):
+        if len(table.numbers) < LEAST_STEPS:
+            raise ValueError(f"{name} has {len(table.numbers)} undisturbed steps; at least {LEAST_STEPS} are needed")
+    names = [STEP_ROW, *_stages(tables)]
+    pairs = {name: (_seconds(tables[0], name), _seconds(tables[1], name)) for name in names}
+    judged = {name: _independent(*pair) for name, pair in pairs.items()}
+    contrasts = {name: each for name, each in judged.items() if isinstance(each, rounds.Contrast)}
+    effect = minimum_effect or MINIMUM_EFFECT["cuda" if a.device or b.device else "cpu"]
+    verdicts = dict(zip(contrasts, rounds.judge(list(contrasts.values()), effect), strict=True))
+    rows = tuple(_stage_row(name, pairs[name], tables, verdicts.get(name), judged[name]) for name in names)
+    return Contrast(rows, (len(tables[0].numbers), len(tables[1].numbers)), effect)
+
+
+def differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Return the settings in which two documents differ: key, value in A, value in B, all as text."""
+    first, second = _flat(a), _flat(b)
+    keys = sorted(key for key in {*first, *second} if first.get(key, MISSING) != second.get(key, MISSING))
+    return [(key, first.get(key, MISSING), second.get(key, MISSING)) for key in keys]
+
+
+def _flat(value: object, place: str = "") -> dict[str, str]:
+    if isinstance(value, dict) and value:
+        inner = ((f"{place}.{key}" if place else str(key), item) for key, item in value.items())
+        return {key: text for name, item in inner for key, text in _flat(item, name).items()}
+    return {place: str(value)} if place else {}
+
+
+def _stages(tables: tuple[StepTable, StepTable]) -> list[str]:
+    """Return the names of all stages, those with most time first."""
+    total: dict[str, float] = {}
+    for table in tables:
+        for name, seconds in zip(table.names, table.host_s.sum(axis=0), strict=True):
+            total[name] = total.get(name, 0.0) + float(seconds)
+    return sorted(total, key=lambda name: -total[name])
+
+
+def _seconds(table: StepTable, name: str) -> np.ndarray | None:
+    """Return what each step spent in a stage; None where the run has no such stage."""
+    if name == STEP_ROW:
+        return table.host_s.sum(axis=1)
+    return table.host_s[:, table.names.index(name)] if name in table.names else None
+
+
+def _independent(a: np.ndarray | None, b: np.ndarray | None) -> rounds.Contrast | str:
+    """Return the contrast of two runs by the means of their windows, or why there is none."""
+    if a is None or b is None:
+        return f"only {'B' if a is None else 'A'} has it"
+    means = [[float(seconds[window].mean()) for window in windows(len(seconds))] for seconds in (a, b)]
+    if min(map(min, means)) <= 0:
+        return "in some windows it took no time"
+    return rounds.independent(*means)
+
+
+def _stage_row(
+    name: str,
+    pair: tuple[np.ndarray | None, np.ndarray | None],
+    tables: tuple[StepTable, StepTable],
+    comparison: Comparison | None,
+    judged: rounds.Contrast | str,
+) -> StageRow:
+    shares = [
+        None if spent is None else share_of(name, None, spent, table.host_s.sum(axis=1))
+        for spent, table in zip(pair, tables, strict=True)
+    ]
+    reason = judged if isinstance(judged, str) else comparison.reason if comparison else None
+    return StageRow(name, shares[0], shares[1], comparison, reason)
+
+
 def lines(found: Sequence[TrainingComparison]) -> list[str]:
     """Return what people read."""
     return plain_text.lines([block for each in found for block in _blocks(each)])
@@ -107,7 +207,7 @@ def _blocks(found: TrainingComparison) -> list[Block]:
         (
             row.name,
             *(NOTHING if share is None else number(1e3 * share.step_s) for share in (row.a, row.b)),
-            text.ratio(row.comparison),
+            _ratio(row.comparison),
             row.comparison.verdict if row.comparison else row.reason or NOTHING,
         )
         for row in found.contrast.rows
@@ -119,3 +219,12 @@ def _blocks(found: TrainingComparison) -> list[Block]:
         Table(HEADERS, rows, left=(0, 4), caption=caption),
         Paragraph(f"Settings that differ: {differing}." if differing else "No setting is known to differ."),
     ]
+
+
+def _ratio(comparison: Comparison | None) -> str:
+    """Return the ratio of two runs, with its 95 % interval where there is one."""
+    if comparison is None:
+        return NOTHING
+    if comparison.low is None or comparison.high is None:
+        return f"{comparison.ratio:.3f}"
+    return f"{comparison.ratio:.3f} ({comparison.low:.3f} to {comparison.high:.3f})"

@@ -10,17 +10,14 @@ from typing import Any
 import torch
 
 from boundby import files
-from boundby.device import gpu_source, synchronizer
-from boundby.disturbance import HostCounters, Watch
+from boundby.bound import Trial, Tried
 from boundby.formatting import NOTHING
-from boundby.roofline import Interval
-from boundby.timer import Timer
-from boundby.training.fixes import Recipe, try_fixes
-from boundby.trials import Tried
-from boundby.verdict import Trial
-from utils.errors import InputError
-from utils.render import plain_text
-from utils.render.blocks import Block, Paragraph, Table
+from boundby.machine import HostCounters, Watch, gpu_source, synchronizer
+from boundby.timing import Timer
+from boundby.training import Recipe, try_fixes
+from boundby.work import Interval
+from utils.command import InputError
+from utils.render import Block, Paragraph, Table, plain_text
 from utils.training import loop, run_folder
 from utils.training.run import Job
 from utils.training.settings import TrainingSettings
@@ -37,8 +34,6 @@ HEADERS = ("fix", "predicted,\n90 %", "at most", "measured,\n95 %", "as predicte
 
 def recorded(settings: TrainingSettings) -> TrainingSettings:
     """Return the settings of the run that the trials follow. Raises InputError where they could not follow one."""
-    if settings.framework != "loop":
-        raise InputError(f"--try changes the plain loop, and framework is {settings.framework!r}: --framework loop")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("--try times one process; start it without torchrun")
     return settings.model_copy(update={"profiling": settings.profiling.model_copy(update={"enabled": True})})

@@ -33,7 +33,7 @@ def loaders(
     """Return the batches to learn from, shuffled anew each epoch in an order that the seed decides, and the others."""
     rows = Repeated(split.training, plan.rows_per_epoch)
     order = DistributedSampler(rows, seed=seed) if plan.world_size > 1 else None
-    common = {"batch_size": plan.batch_size, "collate_fn": split.collate, "pin_memory": pin_memory}
+    common = {"batch_size": plan.batch_size, "pin_memory": pin_memory}
     training: DataLoader[Row] = DataLoader(
         rows,
         sampler=order,

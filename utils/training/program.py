@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import boundby.integrations
-from boundby import environment, files
-from utils.credentials import removed
-from utils.errors import InputError
+import boundby.training
+from boundby import files
+from boundby.cli import typed
+from boundby.machine import environment
+from utils.command import InputError, removed
 from utils.training import run_folder
 
-STARTUP = Path(boundby.integrations.__file__).parent / "startup"
+STARTUP = Path(boundby.training.__file__).parent / "startup"
 FOLDER_VARIABLE, NOT_RECORDED = "BOUNDBY_RECORD_INTO", "not_recorded.txt"  # as in its sitecustomize.py
 PROGRAM = "program.json"
 NOTHING_SEEN = (
@@ -78,4 +79,4 @@ def _closing(folder: Path, code: int) -> Iterator[str]:
         return
     yield from run_folder.lines(folder, ranks)
     yield from (f"{remark.what}: {remark.reason}" for remark in ranks[0].remarks)
-    yield f"\nin {folder}; beside others of yours: python scripts/monitor.py {folder.parent}"
+    yield f"\nin {folder}; beside others of yours: {typed('monitor', str(folder.parent))}"

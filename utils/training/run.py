@@ -1,11 +1,9 @@
-"""One training run from its settings to its report, with the framework that they name."""
+"""One training run from its settings to its report."""
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from boundby import files
 from boundby.capture import Schedule
-from boundby.device import is_gpu, pick_device
-from boundby.training import ManagerOptions, ProfilerManager, TimerOptions
-from boundby.training.results import RunFiles, publish_cycle
-from utils.errors import EnvironmentLacksError, InputError, lacking
+from boundby.machine import is_gpu, pick_device
+from boundby.training import ManagerOptions, ProfilerManager, RunFiles, TimerOptions, publish_cycle
+from utils.command import EnvironmentLacksError, InputError, PipelineError, lacking
 from utils.training import loop, run_folder, tasks
 from utils.training.progress import FILE, Progress
 from utils.training.settings import Plan, TrainingSettings, plan_for
@@ -38,14 +35,6 @@ class Process:
     def is_first(self) -> bool:
         """Whether this one writes and says what all have in common."""
         return self.rank == 0
-
-    def agreed(self, number: int) -> int:
-        """Return the number that the first process gives."""
-        if self.world_size == 1:
-            return number
-        given = torch.tensor([number], dtype=torch.long, device=self.device)
-        torch.distributed.broadcast(given, src=0)
-        return int(given.item())
 
     def wait_for_all(self) -> None:
         """Wait until every process is here."""
@@ -116,9 +105,6 @@ class Job:
 Say = Callable[[str], object]
 After = Callable[[Job], Iterator[str]]
 
-REFUSED = 0
-NEEDED = {"loop": (), "trainer": ("accelerate",), "lightning": ("lightning",)}
-
 
 def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and what follows)
     settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say, after: After | None = None
@@ -147,27 +133,25 @@ def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and wh
 
 
 def claim(process: Process, settings: TrainingSettings, run_id: str | None, output: Path | None) -> Path:
-    """Return the folder of this run, made and empty; all processes of a job get the same one.
+    """Return the folder of this run, made and empty; the first process of a job makes it for all.
 
-    Raises InputError for a run id that is no plain name, or a folder that holds something.
+    Raises, in each process, InputError for a run id that is no plain name or a folder that holds something, and
+    EnvironmentLacksError where it cannot be made.
     """
-    moment_ns = process.agreed(time.time_ns())
-    folder = run_folder.named(run_id, output, _name(settings, moment_ns))
+    answers: list[Path | PipelineError | None] = [None]
     if process.is_first:
+        began = datetime.now(UTC)
+        stamp = f"{began:%Y%m%dT%H%M%S}.{began.microsecond // 1000:03d}Z"
         try:
-            run_folder.make(folder)
-        except Exception:
-            process.agreed(REFUSED)
-            raise
-    if process.agreed(moment_ns) == REFUSED:
-        raise InputError(f"{folder}: rank 0 could not take it; see its message")
-    return folder
-
-
-def _name(settings: TrainingSettings, moment_ns: int) -> str:
-    moment = datetime.fromtimestamp(moment_ns / 1e9, UTC)
-    stamp = f"{moment:%Y%m%dT%H%M%S}.{moment.microsecond // 1000:03d}Z"
-    return f"{stamp}-{settings.model}-{settings.framework}"
+            answers[0] = run_folder.named(run_id, output, f"{stamp}-{settings.model}")
+            run_folder.make(answers[0])
+        except PipelineError as error:
+            answers[0] = error
+    if process.world_size > 1:
+        torch.distributed.broadcast_object_list(answers, src=0, device=process.device)
+    if isinstance(answers[0], Path):
+        return answers[0]
+    raise answers[0] or InputError("the first process named no folder")
 
 
 def _job(settings: TrainingSettings, process: Process, folder: Path, note: Say) -> Job:
@@ -192,7 +176,7 @@ def _opening(job: Job) -> str:
     settings, plan = job.settings, job.plan
     recorded = "recorded" if settings.profiling.enabled else "not recorded (--profiler on)"
     return (
-        f"{settings.framework}, {job.model_name} on {job.process.device}: {plan.steps} steps of "
+        f"{job.model_name} on {job.process.device}: {plan.steps} steps of "
         f"{plan.samples_per_step} samples in {plan.epochs} epoch(s), {recorded}; {job.folder}"
     )
 
@@ -220,22 +204,12 @@ def _recorded(job: Job) -> Iterator[str]:
 
 def require(settings: TrainingSettings) -> None:
     """Raise EnvironmentLacksError where a package is missing that these settings need."""
-    wanted = [*NEEDED[settings.framework], *(["tensorboard"] if settings.profiling.tensorboard else [])]
-    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
-    if missing:
-        raise lacking(*missing)
+    if settings.profiling.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise lacking("tensorboard")
 
 
 def fit(job: Job) -> None:
-    """Train with the framework that the settings name."""
-    if job.settings.framework == "loop":
-        _plain(job)
-        return
-    name = {"trainer": "transformers_trainer", "lightning": "lightning_trainer"}[job.settings.framework]
-    importlib.import_module(f"utils.training.{name}").fit(job)
-
-
-def _plain(job: Job) -> None:
+    """Train, recorded if that is wanted."""
     process, work = job.process, _work(job)
     profiler = ProfilerManager(
         job.folder,

@@ -6,15 +6,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from boundby import environment, files
-from boundby.training import StageTimes, ranks_in, read_stage_times
-from boundby.training.judgement import TrainingVerdict, judge_training
-from boundby.training.records import UNUSUAL
-from boundby.training.results import NO_STAGES, STAGE_COLUMNS, RunFiles, read_trace_verdict, stage_rows
-from utils.credentials import removed
-from utils.errors import EnvironmentLacksError, InputError
-from utils.render import plain_text
-from utils.render.blocks import Block, Paragraph, Table
+from boundby import files
+from boundby.machine import environment
+from boundby.training import (
+    NO_STAGES,
+    STAGE_COLUMNS,
+    UNUSUAL,
+    RunFiles,
+    StageTimes,
+    TrainingVerdict,
+    judge_training,
+    ranks_in,
+    read_stage_times,
+    read_trace_verdict,
+    stage_rows,
+)
+from utils.command import EnvironmentLacksError, InputError, removed
+from utils.render import Block, Paragraph, Table, plain_text
 from utils.training.settings import Plan, TrainingSettings
 
 CONFIG, KIND, SCHEMA_VERSION = "config.json", "training_run", 1

@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from utils.config import Device, Name, Section
+from utils.settings import Device, Name, Section
 
-ModelName = Literal["baseline_cnn", "resnet", "efficientnet", "text"]
-Framework = Literal["loop", "trainer", "lightning"]
+ModelName = Literal["baseline_cnn", "resnet", "efficientnet"]
 
 
 class Data(Section):
@@ -50,22 +49,10 @@ class TrainingSettings(Section):
     """Everything that configs/training.yaml may hold."""
 
     model: ModelName = "baseline_cnn"
-    framework: Framework = "loop"
     device: Device = "auto"
     data: Data = Data()
     training: Training = Training()
     profiling: Profiling = Profiling()
-
-    @model_validator(mode="after")
-    def _the_trainer_takes_the_first_gpu(self) -> Self:
-        index = self.device.rpartition(":")[2]
-        if self.framework == "trainer" and index.isdigit() and int(index) > 0:
-            raise ValueError(
-                f"framework is 'trainer', which trains on the first GPU it sees, and device is {self.device!r}; "
-                f"set device=cuda and CUDA_VISIBLE_DEVICES={index}, so that it sees that one alone, "
-                "or use another framework"
-            )
-        return self
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,19 @@
-"""What the demo loops train: small models with random weights, on digits or texts that need no network."""
+"""What the loop trains: small models with random weights, on handwritten digits that need no network."""
 
-import functools
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from utils.quickstart.recipe import Shape
-from utils.quickstart.texts import LABELS, LabelledText, generate
 from utils.training.settings import ModelName
 
 EVALUATION_SHARE = 0.2
-TEXTS, TEXT_SEED = 2000, 7
-LONGEST_TEXT = 64  # tokens
 DIGITS = 10
 
 Row = Mapping[str, torch.Tensor]
-Collate = Callable[[Sequence[Row]], dict[str, torch.Tensor]]
 
 SMALL, LARGE = 8, 32  # pixels of a side
-TEXT_SHAPE = Shape(vocabulary=2000, hidden=64, intermediate=96, layers=2)
 
 
 class Repeated(Dataset[Row]):
@@ -44,11 +34,10 @@ class Repeated(Dataset[Row]):
 
 @dataclass(frozen=True)
 class Split:
-    """Rows to learn from and rows to be judged by, and how some of them become a batch."""
+    """Rows to learn from and rows to be judged by."""
 
     training: Sequence[Row]
     evaluation: Sequence[Row]
-    collate: Collate
 
 
 def digits(size: int, share: float, seed: int) -> Split:
@@ -63,42 +52,16 @@ def digits(size: int, share: float, seed: int) -> Split:
         {"pixel_values": each, "labels": label}
         for each, label in zip(pixels, torch.tensor(labels, dtype=torch.long), strict=True)
     ]
-    return _split(rows, share, seed, stacked)
+    return _split(rows, share, seed)
 
 
-def tokenised(texts: Sequence[LabelledText], tokenizer: Any, share: float, seed: int) -> Split:
-    """Return the texts as tokens, padded batch by batch."""
-    token_ids = tokenizer([each.text for each in texts], truncation=True, max_length=LONGEST_TEXT)["input_ids"]
-    rows = [
-        {"input_ids": torch.tensor(ids), "labels": torch.tensor(text.label)}
-        for text, ids in zip(texts, token_ids, strict=True)
-    ]
-    return _split(rows, share, seed, functools.partial(padded, padding=tokenizer.pad_token_id))
-
-
-def stacked(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-    """Return a batch of rows of one shape."""
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def padded(rows: Sequence[Row], padding: int) -> dict[str, torch.Tensor]:
-    """Return a batch of token ids, padded on the right, with the mask that says so and the labels."""
-    ids = [row["input_ids"] for row in rows]
-    pad = functools.partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
-    return {
-        "input_ids": pad(ids, padding_value=padding),
-        "attention_mask": pad([torch.ones_like(each) for each in ids]),
-        "labels": torch.stack([row["labels"] for row in rows]),
-    }
-
-
-def _split(rows: Sequence[Row], share: float, seed: int, collate: Collate) -> Split:
+def _split(rows: Sequence[Row], share: float, seed: int) -> Split:
     """Return the share of the rows, at least one for each use, in an order that the seed decides."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
     count = max(2, round(share * len(rows)))
     chosen = [rows[index] for index in order[:count]]
     held_out = max(1, round(EVALUATION_SHARE * count))
-    return Split(chosen[held_out:], chosen[:held_out], collate)
+    return Split(chosen[held_out:], chosen[:held_out])
 
 
 @dataclass(frozen=True)
@@ -136,8 +99,6 @@ class BaselineCNN(torch.nn.Module):
 def prepare(name: ModelName, share: float, seed: int) -> Task:
     """Return the model called `name` with random weights, and the share of its data; the seed decides both."""
     torch.manual_seed(seed)
-    if name == "text":
-        return _text(share, seed)
     makers = {"baseline_cnn": BaselineCNN, "resnet": _resnet, "efficientnet": _efficientnet}
     return Task(makers[name](), digits(SMALL if name == "baseline_cnn" else LARGE, share, seed))
 
@@ -177,17 +138,3 @@ def _efficientnet() -> torch.nn.Module:
             num_labels=DIGITS,
         )
     )
-
-
-def _text(share: float, seed: int) -> Task:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
-
-    from utils.quickstart import classifier
-
-    texts = generate(TEXTS, TEXT_SEED)  # the same every time; their labels are indices of LABELS
-    with tempfile.TemporaryDirectory() as folder:
-        classifier.build_untrained(Path(folder), [each.text for each in texts], LABELS, shape=TEXT_SHAPE)
-        logging.disable_progress_bar()
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForSequenceClassification.from_pretrained(folder)
-    return Task(model, tokenised(texts, tokenizer, share, seed))

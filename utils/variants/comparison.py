@@ -8,21 +8,18 @@ from functools import cached_property
 import numpy as np
 
 from boundby import files
-from boundby.device import busy_threads, pick_device, synchronizer
-from boundby.inference import ExactnessReport, compare_logits
-from boundby.inference.engines import MOST_CALIBRATION
-from boundby.known import Missing, known
-from boundby.roofline import Interval
-from boundby.stats import estimate
-from boundby.timer import Timer
-from boundby.verdict import Doubt, Fix, Verdict
-from utils import instruments, models, steps
-from utils.artifacts import METRICS_VERSION, Layout
-from utils.cli import Run
+from boundby.bound import Doubt, Fix, Verdict
+from boundby.formatting import Missing, known
+from boundby.inference import MOST_CALIBRATION, ExactnessReport, compare_logits
+from boundby.machine import busy_threads, pick_device, synchronizer
+from boundby.timing import Timer, estimate
+from boundby.work import Interval
+from utils.baseline import OtherVersion, Recommended, Span, VariantRow, Variants, instruments, read_document
+from utils.command import METRICS_VERSION, Layout, Run
 from utils.data import DataReceipt, Rows
-from utils.document import OtherVersion, Recommended, Span, VariantRow, Variants, read_document
-from utils.model_source import ModelSource
-from utils.models import LoadedModel
+from utils.models import LoadedModel, ModelSource
+from utils.models import loading as models
+from utils.steps import steps
 from utils.variants import operators, reasons, rounds, stock
 from utils.variants.recommendation import Candidate, Recommendation, Tolerance, recommend, won_back_after
 from utils.variants.rounds import Measured, Refusal

@@ -9,11 +9,10 @@ from functools import partial
 
 import torch
 
-from boundby.capture.session import quiet_kineto
-from boundby.device import device_queue, is_host, naming_loss, raise_if_lost
-from boundby.recording import Recording, program, record
-from boundby.replay import Instruments, OnDevice, OnHost
-from boundby.timer import Timer, Work
+from boundby.bound import Instruments, OnDevice, OnHost, Recording, program, record
+from boundby.capture import quiet_kineto
+from boundby.machine import device_queue, is_host, naming_loss, raise_if_lost
+from boundby.timing import Timer, Work
 from utils.variants.reasons import ATTENTION, BETWEEN, CALLS, OTHER, PRODUCTS, ROUNDING, Operators
 from utils.variants.rounds import Measured
 
@@ -141,7 +140,7 @@ def _kinds(recording: Recording) -> Iterator[str]:
     has_eight_bits = "qlinear_pointwise" in names
     for name, step in zip(names, recording.steps, strict=True):
         is_rounding = has_eight_bits and name in EIGHT_BITS
-        yield CALLS if step.cost is None else ROUNDING if is_rounding else _kind(name)
+        yield CALLS if step.load is None else ROUNDING if is_rounding else _kind(name)
 
 
 def _kind(name: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from boundby.formatting import times
-from utils.document import Change, Factor, VariantRow
+from utils.baseline import Change, Factor, VariantRow
 
 Operators = dict[str, float]  # seconds by kind, which add up to the forward
 PRODUCTS, ATTENTION, CALLS, BETWEEN, ROUNDING, OTHER = "products", "attention", "calls", "between", "rounding", "other"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from boundby.inference import ExactnessReport
-from boundby.roofline import Interval
+from boundby.work import Interval
 
 Kind = Literal["same_arithmetic", "coarser", "other_model"]
 MILLION = 1_000_000

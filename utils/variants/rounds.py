@@ -17,16 +17,20 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from boundby.attention import attention_backend
-from boundby.device import is_out_of_memory, naming_loss, raise_if_lost, release_memory
-from boundby.formatting import first_line
-from boundby.known import Missing
-from boundby.memory import MemoryMeter, MemoryUse
-from boundby.roofline import Interval
-from boundby.sampler import DeviceLostError
-from boundby.stats import estimate
-from boundby.timer import Timer
-from utils.errors import PipelineError
+from boundby.bound import attention_backend
+from boundby.formatting import Missing, first_line
+from boundby.machine import (
+    DeviceLostError,
+    MemoryMeter,
+    MemoryUse,
+    is_out_of_memory,
+    naming_loss,
+    raise_if_lost,
+    release_memory,
+)
+from boundby.timing import Timer, estimate
+from boundby.work import Interval
+from utils.command import PipelineError
 from utils.variants.ways import PACKED, REFERENCE, Refused, Variant, Way, Workshop, called
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15

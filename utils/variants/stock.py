@@ -19,15 +19,12 @@ from torch import nn
 from torch.nn import attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from boundby.device import has_bfloat16_products, is_gpu, runtime
-from boundby.device_time import LEFTOVER, CaptureLeftoverError, captured
+from boundby.bound import LEFTOVER, CaptureLeftoverError, Fix, captured
 from boundby.formatting import first_line
-from boundby.inference import Batch, Precision, Tokens, collate, compile_obstacle, forward, rotary_of, tokenize
-from boundby.inference.reference import in_dtype
-from boundby.inference.strategies import is_causal
-from boundby.verdict import Fix
-from utils.errors import EnvironmentLacksError, require_installed
-from utils.model_source import FLASH_ATTENTION
+from boundby.inference import Batch, Precision, Tokens, collate, forward, in_dtype, is_causal, rotary_of, tokenize
+from boundby.machine import compile_obstacle, has_bfloat16_products, is_gpu, runtime
+from utils.command import EnvironmentLacksError, require_installed
+from utils.models import FLASH_ATTENTION
 from utils.variants.recommendation import Kind
 from utils.variants.ways import SORTED, Refused, Variant, Way, Workshop, padded, require_memory, sorted_size
 

@@ -11,35 +11,44 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from boundby.device import fast_float32_products, has_bfloat16_products, host_threads, is_gpu, is_host
+from boundby.bound import Fix
 from boundby.inference import (
+    COMPILE_S,
+    ENGINES,
+    HOST_BUDGET,
+    LEAST_CALIBRATION,
     PRECISIONS,
+    SPARE_MEMORY,
     Batch,
+    Engine,
+    Library,
     Precision,
     Predictor,
     PredictorOptions,
     batches_in_order,
+    can_prepare,
     collate,
-    compile_obstacle,
     forward,
     rotary_of,
     tokenize,
     weight_bytes,
 )
-from boundby.inference.engines import ENGINES, LEAST_CALIBRATION, Engine, Library
-from boundby.inference.fixes import COMPILE_S, SPARE_MEMORY
-from boundby.inference.precision import can_prepare
-from boundby.inference.predictor import HOST_BUDGET
-from boundby.memory import free_bytes
-from boundby.timer import Work
-from boundby.verdict import Fix
-from utils import models
-from utils.config import Model
-from utils.config import Variants as Settings
-from utils.errors import InputError, PipelineError, lacking
-from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle
-from utils.model_source import ModelSource, fetch, model_files
-from utils.models import LoadedModel
+from boundby.machine import (
+    compile_obstacle,
+    fast_float32_products,
+    free_bytes,
+    has_bfloat16_products,
+    host_threads,
+    is_gpu,
+    is_host,
+)
+from boundby.timing import Work
+from utils.command import InputError, PipelineError, lacking
+from utils.evaluation import ENGINE_S, EngineFailed, EngineProcess, obstacle
+from utils.models import LoadedModel, ModelSource, fetch, model_files
+from utils.models import loading as models
+from utils.settings import Model
+from utils.settings import Variants as Settings
 from utils.variants.recommendation import Kind
 
 RefusalKind = Literal[

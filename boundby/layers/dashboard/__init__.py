@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from boundby import formatting
+from boundby.bound import OF_CAUSES_ON_HOST, Bound, Fix, plain
 from boundby.formatting import duration, listed, size
 from boundby.layers.ranking import blocks, label
 from boundby.layers.records import LayerProfile, ModelProfile
 from boundby.layers.report import passes_text
-from boundby.stats import Summary
-from boundby.verdict import OF_CAUSES_ON_HOST, Bound, Fix, plain
-from boundby.webpage import environment
+from boundby.layers.webpage import environment
+from boundby.timing import Summary
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -79,7 +79,9 @@ def begin():
     def plug(module):
         gpu_double.plug_in(machine)
 
-    sys.meta_path.insert(0, Finder({"torch": plug, "boundby.disturbance": quiet, "boundby.sampler": sampled}))
+    sys.meta_path.insert(
+        0, Finder({"torch": plug, "boundby.machine.disturbance": quiet, "boundby.machine.sampler": sampled})
+    )
 
 
 if os.environ.get("BOUNDBY_TEST_CARD"):

@@ -1,1 +1,0 @@
-"""Training frameworks: their loops timed and recorded through callbacks of their own."""

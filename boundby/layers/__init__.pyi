@@ -1,0 +1,14 @@
+from . import timing as timing
+from .engine import ObservabilityEngine as ObservabilityEngine
+from .generation import Generation as Generation
+from .probes import CallTree as CallTree
+from .probes import find_targets as find_targets
+from .ranking import Ranked as Ranked
+from .ranking import blocks as blocks
+from .ranking import by_self_time as by_self_time
+from .records import LayerProfile as LayerProfile
+from .records import ModelProfile as ModelProfile
+from .records import Storage as Storage
+from .report import Report as Report
+from .report import read_profile as read_profile
+from .webpage import environment as environment

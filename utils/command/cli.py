@@ -1,0 +1,502 @@
+"""The command line that all scripts share: arguments, exit codes, errors as one message, and the life of a step."""
+
+import argparse
+import contextlib
+import errno
+import functools
+import importlib
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+try:
+    import msgspec
+except ModuleNotFoundError as error:  # the first package that every script needs
+    sys.stderr.write(
+        f"error: {error.name}: not installed for {sys.executable}; `bash setup_environment.sh` makes .venv with all "
+        "that is needed: run it, then .venv/bin/python\n"
+    )
+    sys.exit(3)
+
+from boundby.cli import PIPELINE as ROOT
+from boundby.machine import DeviceLostError
+from utils.command.console import Console, log_to, stop_logging
+from utils.command.credentials import Parser
+from utils.command.errors import EnvironmentLacksError, GpuLostError, InputError, PipelineError, lacking
+
+if TYPE_CHECKING:
+    from utils.command.artifacts import Layout
+    from utils.settings import Config
+    from utils.steps import Parts
+
+DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
+
+DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
+STATUS = {DONE: "ok", INCOMPLETE: "incomplete", INTERRUPTED: "interrupted", TERMINATED: "interrupted"}
+RUN_BEGUN_VARIABLE = "BOUNDBY_RUN_BEGUN"  # set by the runner after its first step, so that no later one repeats it
+OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")  # what libraries say of it
+_FAILS = "{disk} fails or is gone ({reason}); nothing that was finished is lost: once it is back, add --resume"
+_FORBIDS = "{reason}; change its rights or its disk, or, for results, choose another output.results_dir"
+OF_THE_MACHINE = {  # what an OSError means for people, by its number
+    errno.ENOSPC: "no space left on {disk}{space}; free some and add --resume",
+    errno.EDQUOT: "this user's quota on {disk} is used up; free some and add --resume",
+    errno.EMFILE: "this process may open no more than {limit} files; raise `ulimit -n` and add --resume",
+    **dict.fromkeys((errno.EIO, errno.ESTALE), _FAILS),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR), _FORBIDS),
+    errno.ENAMETOOLONG: "{reason}; choose another folder or file in the settings",
+}
+
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+ONE_STOP_S = 1.0  # in which several signals mean one: the terminal sends its own, and the runner passes it on
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived, or the terminal was closed."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Which settings a script reads: the class of their schema, by module and name so that --help need not load it.
+
+    `smaller` says which of them to change where memory runs out.
+    """
+
+    module: str
+    schema: str
+    default: Path
+    smaller: str
+
+
+PIPELINE = Settings(
+    "utils.settings.schema",
+    "Config",
+    DEFAULT_CONFIG,
+    "lower profiling.max_length or trace.batch_size, use model.dtype=bfloat16",
+)
+
+
+class Run(msgspec.Struct):
+    """What a script is given: settings, places, and a voice. A script with settings of its own has no layout."""
+
+    config: "Config"  # None, as the layout, where a tool takes no settings
+    layout: "Layout"
+    args: argparse.Namespace
+    console: Console
+    resuming: bool = False
+    resolved: dict[str, str] = {}  # what settings that leave the choice to the program came to
+
+    def say(self, text: str) -> None:
+        """Show a result on stdout."""
+        self.console.say(text)
+
+    def note(self, text: str) -> None:
+        """Show progress or a doubt on stderr."""
+        self.console.note(text)
+
+    def give(self, document: Callable[[], dict[str, Any] | str], text: Callable[[], str] | None = None) -> None:
+        """Give the result: its text on stdout or, with --json, its document, which then stands there alone.
+
+        Only the one that is wanted is made. A document that is a text is JSON already.
+        """
+        if self.args.json:
+            self.console.document = document()
+        elif text:
+            self.say(text())
+
+    @property
+    def progress(self) -> Callable[..., Any]:
+        """Open a progress display: `with run.progress(total, label) as progress: progress.advance(1, text)`.
+
+        `progress.total` and `progress.left_s`, the seconds left where the work knows better than the pace so far, may
+        be set at any time; None is unknown.
+        """
+        return self.console.progress
+
+
+Body = Callable[[Run], int | None]
+Main = Callable[..., int]
+AddArguments = Callable[[argparse.ArgumentParser], None]
+
+
+def step(number: str, add_more: AddArguments | None = None) -> Callable[[Body], Main]:
+    """Turn `main(run)` of a numbered script into its command: receipts, resume, log, lock, exit code."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        if add_more:
+            add_more(parser)
+        parser.add_argument("--resume", action="store_true", help="keep finished work of an interrupted run")
+        parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
+
+    def decorate(body: Body) -> Main:
+        @functools.wraps(body)
+        def main(argv: Sequence[str] | None = None) -> int:
+            description = body.__globals__["__doc__"]
+            return command(
+                description, lambda run: _live(number, body, run), argv, add_arguments, is_script=_is_script(body)
+            )
+
+        return main
+
+    return decorate
+
+
+class Flag(argparse.Action):
+    """A flag that overrides the setting `key`, and sets `clears`, which would win over it, to null.
+
+    Its value is read as YAML; with `is_text` it is the text as it stands, such as a folder that is called 2026.
+    `parser.add_argument("--dtype", action=cli.Flag, key="model.dtype")`
+    """
+
+    def __init__(self, *args: Any, key: str, clears: str | None = None, is_text: bool = False, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._key, self._clears, self._is_text = key, clears, is_text
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Note the override; it comes after those of the command line."""
+        cleared = [f"{self._clears}=null"] if self._clears else []
+        value = json.dumps(values) if self._is_text else values  # JSON is YAML
+        namespace.flags = [*namespace.flags, *cleared, f"{self._key}={value}"]
+
+
+def tool(
+    add_arguments: AddArguments | None = None, settings: Settings | None = PIPELINE, *, serves: bool = False
+) -> Callable[[Body], Main]:
+    """Turn `main(run)` of an unnumbered script into its command: errors and exit code, no receipt.
+
+    With `settings` None it takes no settings, and `run` has none. One that `serves` waits for others, and is silent.
+    """
+
+    def decorate(body: Body) -> Main:
+        @functools.wraps(body)
+        def main(argv: Sequence[str] | None = None) -> int:
+            description = body.__globals__["__doc__"]
+            return command(
+                description, body, argv, add_arguments, settings, has_heartbeat=not serves, is_script=_is_script(body)
+            )
+
+        return main
+
+    return decorate
+
+
+def _is_script(body: Body) -> bool:
+    """Tell whether the process is that of the script, and not one that has imported it."""
+    return body.__globals__["__name__"] == "__main__"
+
+
+def require_action(args: argparse.Namespace, **owners: str) -> None:
+    """Raise InputError for a flag that is given and belongs to another `args.action`; `owners` are theirs by flag."""
+    for flag, owner in owners.items():
+        if getattr(args, flag) not in (None, False) and args.action != owner:
+            raise InputError(f"--{flag} belongs to `{owner}` and means nothing to `{args.action}`; leave it out there")
+
+
+def command(
+    description: str | None,
+    body: Body,
+    argv: Sequence[str] | None = None,
+    add_arguments: AddArguments | None = None,
+    settings: Settings | None = PIPELINE,
+    *,
+    has_heartbeat: bool = True,
+    is_script: bool = False,
+) -> int:
+    """Parse, load the settings, run `body`; turn every failure into one message and an exit code.
+
+    With `has_heartbeat` the console says every ten seconds that the body is still at work. Where the parser
+    has a default for `program`, that is what follows `--`; it writes to the same terminal, so the console stays silent.
+    Where a GPU is lost, the process of a script ends here: at its usual end Python would free what lies on the GPU.
+    """
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    if settings:
+        text = "settings (default: %(default)s)"
+        parser.add_argument("--config", type=_settings_file, default=settings.default, metavar="FILE", help=text)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--json", action="store_true", help="print one JSON document; all else is on stderr")
+    if add_arguments:
+        add_arguments(parser)
+    parser.set_defaults(flags=[])
+    if settings:
+        parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings that override the file's")
+    given = sys.argv[1:] if argv is None else list(argv)
+    program: list[str] = []
+    if parser.get_default("program") is not None and "--" in given:
+        given, program = given[: given.index("--")], given[given.index("--") + 1 :]
+    args = _with_all_overrides(parser.parse_intermixed_args(given))
+    args.program = program
+    if parser.get_default("program") is not None and (bare := [each for each in args.overrides if "=" not in each]):
+        parser.error(f"a program stands behind --, such as: boundby train -- {' '.join(bare)}")
+    console, is_lost = Console(), False
+    with console.documented() if args.json else contextlib.nullcontext():
+        try:
+            with _stops_raise(), console.heartbeat() if has_heartbeat and not program else contextlib.nullcontext():
+                code, error = body(_prepare(args, console, settings)) or DONE, None
+        except KeyboardInterrupt:
+            code, error = INTERRUPTED, "interrupted"
+        except Terminated:
+            code, error = TERMINATED, "terminated"
+        except (Exception, DeviceLostError) as failed:
+            if args.debug:
+                console.note(traceback.format_exc())
+            failure = _as_pipeline_error(failed, settings, resumes=hasattr(args, "resume"))
+            code, error, is_lost = failure.exit_code, str(failure), isinstance(failure, GpuLostError)
+        if error:
+            console.note(error if code in (INTERRUPTED, TERMINATED) else f"error: {error}")
+            given = console.document if isinstance(console.document, dict) else {}
+            console.document = {**given, "error": error, "exit_code": code}
+        if os.environ.get("RANK", "0") == "0":  # of the processes of a job the first speaks for all
+            console.document = console.document or {"exit_code": code}
+            console.publish()
+    if is_lost and is_script:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # a dead terminal
+                stream.flush()
+        os._exit(code)
+    return code
+
+
+def _settings_file(name: str) -> Path:
+    """Return the file of settings that is meant: one here, or one of those that come with the program."""
+    here, shipped = Path(name), ROOT / name
+    return shipped if not here.exists() and shipped.is_relative_to(ROOT / "configs") else here
+
+
+def _with_all_overrides(args: argparse.Namespace) -> argparse.Namespace:
+    """Give back to the overrides the `key.sub=value` that stand where RUN, or several, may stand."""
+    if isinstance(several := getattr(args, "runs", None), list):
+        args.overrides += [str(given) for given in several if "=" in str(given) and not given.exists()]
+        args.runs = [given for given in several if str(given) not in args.overrides]
+    given = getattr(args, "run", None)
+    if isinstance(given, str) and "=" in given and hasattr(args, "overrides") and not Path(given).is_dir():
+        args.run, args.overrides = None, [given, *args.overrides]
+    return args
+
+
+def _prepare(args: argparse.Namespace, console: Console, settings: Settings | None) -> Run:
+    if settings is None:
+        return Run(cast("Config", None), cast("Layout", None), args, console)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    overrides = [*args.overrides, *args.flags]
+    if settings is not PIPELINE:
+        from utils.settings import load
+
+        schema = getattr(importlib.import_module(settings.module), settings.schema)
+        return Run(load(schema, args.config, overrides), cast("Layout", None), args, console)
+    from utils.command.artifacts import Layout
+    from utils.settings import read_settings
+
+    config, dropped = read_settings(args.config, overrides)
+    if dropped and RUN_BEGUN_VARIABLE not in os.environ:
+        console.note(
+            f"left out of {_nearby(args.config)}, as it belongs to another model or dataset: {', '.join(dropped)}"
+        )
+    return Run(config, Layout.of(config), args, console)
+
+
+def _nearby(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _live(number: str, body: Body, run: Run) -> int:
+    """Run one step from lock to receipt."""
+    from boundby import files
+    from utils.command.locks import held
+    from utils.steps import estimate, steps
+
+    layout = run.layout
+    way_out = "wait for it, or choose another output.results_dir"
+    with held(layout.lock, 0.0, run.note, way_out), _logged(layout.log(number)):
+        steps.require_ours(number, layout)
+        files.remove_orphans(layout.results)
+        files.remove_orphans(layout.dataset.parent, recursive=False)  # which may be a folder of the user's own
+        parts = steps.parts(number, run.config, layout)
+        if run.args.resume:
+            decision = steps.decide(number, run.config, layout)
+            run.note(f"step {number}: {'runs' if decision.run else 'kept'} ({decision.reason})")
+            if not decision.run:
+                run.give(lambda: _told(number, run, "kept", decision.reason))
+                return DONE
+        code = _recorded(number, body, run, parts)
+        if line := estimate.standing(number, run.config, layout, run.args.resume):
+            run.note(line)
+        run.give(lambda: _told(number, run, STATUS.get(code, "failed"), None))
+        return code
+
+
+def _told(number: str, run: Run, status: str, reason: str | None) -> dict[str, Any]:
+    """Return what --json prints of a step: what the step gave, how it ended, and where its results are."""
+    from utils.steps import steps
+
+    written = [str(path) for path in steps.outputs(number, run.layout) if path.exists()]
+    ended = {"step": number, "title": steps.STEPS[number].title, "status": status, "reason": reason, "files": written}
+    return {**(run.console.document or {}), **ended}
+
+
+def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
+    """Run the body of a step; leave its state in run.json and, when it has finished, its receipt."""
+    from boundby import files
+    from utils.steps import steps
+
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    files.make_folder(run.layout.receipt(number).parent)  # first: without it, what is written next is not known as ours
+    steps.record(number, run.layout, run.config, {"status": "running", "started": started})
+    code = FAILED
+    try:
+        _make_room(number, run, parts)
+        steps.begin(number, run.layout, parts)
+        code = body(run) or DONE
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        raise
+    except Terminated:
+        code = TERMINATED
+        raise
+    except (Exception, DeviceLostError) as error:
+        code = _as_pipeline_error(error, PIPELINE).exit_code
+        if isinstance(error, DeviceLostError) and error.point:
+            with contextlib.suppress(OSError):
+                files.append_json_line(run.layout.losses(number), {"point": error.point})
+        raise
+    finally:
+        facts = {
+            "status": STATUS.get(code, "failed"),
+            "exit_code": code,
+            "started": started,
+            "seconds": round(time.monotonic() - clock, 3),
+            "resolved": run.resolved,
+        }
+        if code in (DONE, INCOMPLETE):
+            steps.finish(number, run.layout, parts, **facts)
+        with contextlib.suppress(OSError):  # a full disk must not hide the error that led here
+            steps.record(number, run.layout, run.config, facts)
+    return code
+
+
+def _make_room(number: str, run: Run, parts: "Parts") -> None:
+    """Keep what `--resume` may build on; move the outputs of an earlier measurement away."""
+    from utils.command.artifacts import set_aside
+    from utils.steps import steps
+
+    if not steps.STEPS[number].measures:
+        return
+    earlier = steps.continuation(number, parts, run.layout)
+    run.resuming = run.args.resume and not earlier.run
+    if run.args.resume:
+        run.note(f"step {number}: {'continues' if run.resuming else 'starts anew'} ({earlier.reason})")
+    elif run.layout.marker(number).exists():
+        run.note("an interrupted run lies here and is moved aside; --resume would have continued it")
+    if not run.resuming:
+        folder = set_aside(steps.stale_with(number, run.layout, resumes=run.args.resume), run.layout)
+        if folder:
+            run.note(f"step {number}: the earlier outputs are in {folder}")
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    handler = log_to(path)
+    try:
+        yield
+    finally:
+        stop_logging(handler)
+
+
+@contextlib.contextmanager
+def _stops_raise() -> Iterator[None]:
+    """Let a signal to stop unwind the program, so that files are closed and state is written.
+
+    One that is ignored stays so.
+    """
+    last = float("-inf")
+
+    def stop(signum: int, frame: object) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before >= ONE_STOP_S:
+            raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
+
+    previous: dict[int, Any] = {}
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    if threading.current_thread() is threading.main_thread():  # elsewhere the caller keeps its own handling
+        previous = {each: signal.getsignal(each) for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN}
+    try:
+        for each in previous:
+            signal.signal(each, stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)  # the runner lets an interrupt wait until here
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+
+
+def _as_pipeline_error(
+    error: Exception | DeviceLostError, settings: Settings | None, *, resumes: bool = False
+) -> PipelineError:
+    if lost := _lost(error):
+        if isinstance(error, PipelineError) and error.__cause__ is None:  # of another process, with its way out
+            return GpuLostError(str(error))
+        way_out = "go on with --resume" if resumes else "start the same command again"
+        return GpuLostError(f"{lost}; the GPU does nothing more for this process, what was finished is kept: {way_out}")
+    if isinstance(error, PipelineError):
+        return error
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return lacking(error.name.partition(".")[0])
+    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+        return EnvironmentLacksError(_explained(error))
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(word in str(error) for word in OF_MEMORY):
+        way_out = f"{settings.smaller}, or a larger device" if settings else "use a machine with more memory"
+        said = (re.sub(r"\[enforce fail at [^]]*\]\s*", "", str(error)).splitlines() or ["no more is known"])[0]
+        return PipelineError(
+            f"memory ran out{' outside the sweep' if settings is PIPELINE else ''} ({said}); {way_out}"
+        )
+    return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
+
+
+def _lost(error: Exception | DeviceLostError) -> str | None:
+    """Return how the GPU was lost for this process; None where it was not."""
+    if sys.modules.get("torch") is None:  # it is not installed, or nothing has needed it
+        return str(error) if isinstance(error, DeviceLostError) else None
+    from boundby.machine import raise_if_lost
+
+    try:
+        raise_if_lost(error)
+    except DeviceLostError as lost:
+        return str(lost)
+    return None
+
+
+def _explained(error: OSError) -> str:
+    """Return which file, disk or limit failed, and the way out."""
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+    disk = Path(name or ".").absolute()
+    while not (os.path.ismount(disk) or disk == disk.parent):  # which is false for a name that cannot be
+        disk = disk.parent
+    space = ""
+    if error.errno == errno.ENOSPC and name:
+        with contextlib.suppress(OSError):
+            left = os.statvfs(disk)
+            has_inodes = left.f_favail or not left.f_files  # some file systems count none
+            space = f" ({left.f_bavail * left.f_frsize / 1e6:.0f} MB free)" if has_inodes else " (no inode is free)"
+    words = OF_THE_MACHINE[error.errno or 0].format(
+        disk=f"the disk at {disk}" if name else "a disk",
+        space=space,
+        limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        reason=error.strerror,
+    )
+    return f"{f'{name}: ' if name else ''}{words}"

@@ -1,0 +1,10 @@
+from . import baselines as baselines
+from . import blocks as blocks
+from . import facts as facts
+from .facts import Point as Point
+from .facts import Rounds as Rounds
+from .facts import budget_for_same as budget_for_same
+from .facts import gate_text as gate_text
+from .facts import minimum_effect as minimum_effect
+from .facts import rounds_of as rounds_of
+from .facts import visits_of as visits_of

@@ -1,0 +1,11 @@
+from .normalised import DataReceipt as DataReceipt
+from .normalised import Row as Row
+from .normalised import Rows as Rows
+from .normalised import check_receipt as check_receipt
+from .normalised import inspect as inspect
+from .normalised import load_texts as load_texts
+from .normalised import normalise as normalise
+from .normalised import open_normalised as open_normalised
+from .normalised import sample as sample
+from .normalised import scan as scan
+from .sources import open_source as open_source

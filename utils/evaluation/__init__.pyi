@@ -1,0 +1,9 @@
+from . import planning as planning
+from . import run as run
+from .engine_process import ENGINE_S as ENGINE_S
+from .engine_process import EngineFailed as EngineFailed
+from .engine_process import EngineProcess as EngineProcess
+from .engine_process import obstacle as obstacle
+from .run import evaluate as evaluate
+from .run import make_room as make_room
+from .tuning import Known as Known

@@ -1,0 +1,3 @@
+from . import planning as planning
+from . import report as report
+from . import running as running

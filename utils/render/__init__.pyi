@@ -1,0 +1,17 @@
+from . import blocks as blocks
+from . import flame_graph as flame_graph
+from . import html_page as html_page
+from . import markdown as markdown
+from . import plain_text as plain_text
+from .blocks import Admonition as Admonition
+from .blocks import Block as Block
+from .blocks import BulletList as BulletList
+from .blocks import Card as Card
+from .blocks import CodeBlock as CodeBlock
+from .blocks import DefinitionList as DefinitionList
+from .blocks import Details as Details
+from .blocks import Document as Document
+from .blocks import Heading as Heading
+from .blocks import OrderedList as OrderedList
+from .blocks import Paragraph as Paragraph
+from .blocks import Table as Table

@@ -1,0 +1,17 @@
+from . import assembly as assembly
+from . import card as card
+from . import export as export
+from . import run_summary as run_summary
+from . import sources as sources
+from . import variants as variants
+from .pictures.style import ALARM as ALARM
+from .pictures.style import INK as INK
+from .pictures.style import MUTED as MUTED
+from .pictures.style import SIZES as SIZES
+from .pictures.style import TIMES as TIMES
+from .pictures.style import Subject as Subject
+from .pictures.style import new_figure as new_figure
+from .pictures.style import number as number
+from .pictures.style import picture as picture
+from .pictures.style import shortened as shortened
+from .pictures.style import unit as unit

@@ -1,0 +1,14 @@
+from . import capture as capture
+from . import trace_document as trace_document
+from . import trace_text as trace_text
+from . import trace_words as trace_words
+from . import traces as traces
+from .layers import LayerSettings as LayerSettings
+from .layers import Model as Model
+from .layers import models as models
+from .layers import profiling as profiling
+from .profile_check import recording as recording
+from .profile_check import report as report
+from .trace_document import SCHEMA_VERSION as SCHEMA_VERSION
+from .traces import Examination as Examination
+from .traces import Examined as Examined

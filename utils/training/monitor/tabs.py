@@ -1,0 +1,461 @@
+"""The tabs of the page: each shows one side of the chosen run."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import altair
+import numpy as np
+import pandas
+import streamlit as st
+
+from boundby.training import (
+    MANIFEST,
+    OP_STATS,
+    SUMMARY,
+    StageTimes,
+    StepTable,
+    file_name,
+    judge_training,
+    trace_verdict_of,
+)
+from utils.training.monitor import alerts, contrast, text
+from utils.training.monitor.runs import LARGEST_DOCUMENT, LARGEST_DOWNLOAD, Processes, RunEntry, RunFile, RunFolder
+
+DECIMALS = {"(ms)": "%.2f", "(%)": "%.1f", "(s)": "%.2f", "_ms": "%.3f"}  # by what the name of a column ends with
+MARKS = {"finished": "green", "failed": "red", "running": "blue", "silent": "orange", "unreadable": "gray"}
+EXPLAINED = {
+    "failed": "The run ended with an error.",
+    "silent": "The run never said that it ended, and writes nothing any more: it was killed, or its machine is gone.",
+}
+MOST_OPERATORS = 25
+BINS = 40
+WHOLE = "whole step"
+OPERATORS = ("name", "calls", "cpu_self_ms", "cpu_total_ms", "device_self_ms", "flops", "input_shapes")
+HOW = """profiler.metrics({"process_memory_bytes": psutil.Process().memory_info().rss})"""
+PREVIEW_BYTES = 20_000
+HEIGHT = 320  # of a chart, in pixels
+CARD = 230  # holds "59.9 min ago" whole
+AT_HAND_BYTES = 4 * 2**20  # of a file that is offered as it is; a larger one is read when it is asked for
+READABLE = (".json", ".jsonl", ".csv", ".txt", ".log", ".yaml", ".md")
+LONGEST_SENTENCE = 400  # characters: names of stages are the program's
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The chosen run."""
+
+    entry: RunEntry
+    folder: RunFolder
+    processes: Processes
+    now: float  # seconds of the Unix clock
+    stall_s: float
+
+    @property
+    def ranks(self) -> tuple[StageTimes, ...]:
+        """Return the stage times of the processes."""
+        return self.processes.ranks
+
+    @property
+    def writers_now(self) -> float:
+        """Return the time by the clock of the machine that writes the run: the files bear that of this one."""
+        written = [each.written_unix_s for each in self.ranks if each.written_unix_s is not None]
+        return self.now - (self.entry.changed_unix_s - max(written)) if written else self.now
+
+
+def table(rows: Sequence[Mapping[str, float | str | None]], height: int | Literal["auto"] = "auto") -> None:
+    """Show rows as a table, without the columns in which nothing is known."""
+    known = [column for column in (rows[0] if rows else ()) if any(row[column] not in (None, "") for row in rows)]
+    formats = {
+        column: st.column_config.NumberColumn(format=decimals)
+        for column in known
+        for ending, decimals in DECIMALS.items()
+        if column.endswith(ending) and not any(isinstance(row[column], str) for row in rows)
+    }
+    st.dataframe(rows, hide_index=True, column_order=known, column_config=formats, height=height)
+
+
+def chart(rows: pandas.DataFrame, *, y: str, alt: str, stacked: Sequence[str] | None = None) -> None:
+    """Draw rows of `contrast.points` over the steps: a line for each series, or areas on one another in an order."""
+    names = list(rows["series"].unique()) if stacked is None else list(stacked)
+    legend = altair.Legend(title=None, orient="bottom", columns=1, labelLimit=300) if len(names) > 1 else None
+    drawn = altair.Chart(rows).encode(
+        x=altair.X("x:Q", title="step", scale=altair.Scale(zero=False, nice=False)),
+        y=altair.Y("y:Q", title=y, scale=altair.Scale(zero=stacked is not None)),
+        color=altair.Color("series:N", legend=legend, sort=names, scale=altair.Scale(domain=names)),
+        tooltip=["series:N", "x:Q", "y:Q"],
+    )
+    drawn = drawn.mark_line() if stacked is None else drawn.mark_area(interpolate="step-after", opacity=0.85)
+    st.altair_chart(drawn.properties(height=HEIGHT), alt=alt)
+
+
+def chosen(label: str, names: Mapping[str, str], key: str) -> str:
+    """Return which of these a person chooses, told apart by their names; one where the choice has gone meanwhile."""
+    shown = dict(zip(names, text.distinct([*names.values()]), strict=True))
+    how = {"format_func": lambda each: shown.get(each, each), "key": key}
+    path = st.selectbox(label, list(names), **how)
+    return path if path in names else next(iter(names))
+
+
+def unreadable(what: str, error: Exception, folder: RunFolder) -> None:
+    """Say that a file of a run cannot be read, and why."""
+    st.warning(f"{what} cannot be read.")
+    st.text(text.reason(error, folder.folder))
+
+
+def faults(shown: Shown) -> None:
+    """Say which processes of the run could not be read, and why."""
+    processes = shown.processes
+    if not processes.ranks:
+        st.warning("The stage times of this run cannot be read. It may have been cut off, or is of another version.")
+        st.text("\n".join(processes.faults) or shown.entry.fault or "no reason is known")
+    elif processes.faults:
+        st.warning("Some stage times could not be read. What is shown comes from the others.")
+        st.text("\n".join(processes.faults))
+    if processes.left_out:
+        st.info(f"{processes.left_out} more processes are left out.")
+
+
+def chosen_rank(shown: Shown, tab: str) -> StageTimes | None:
+    """Return the process to show, which the person chooses where there are several; None, and why, without any."""
+    faults(shown)
+    if len(shown.ranks) < 2:
+        return shown.ranks[0] if shown.ranks else None
+    ranks = {times.rank: times for times in shown.ranks}
+    rank = st.selectbox("Process", list(ranks), format_func=lambda number: f"rank {number}", key=f"rank-{tab}")
+    return ranks.get(rank, shown.ranks[0])
+
+
+def overview(shown: Shown) -> None:
+    """Show state, alerts, verdict, the course of steps and metrics, and what was given up."""
+    faults(shown)
+    for part in (_verdict, _state, _alerts, _steps, _metrics, _given_up) if shown.ranks else ():
+        with st.container():  # so that one which grows does not push the others out of their places
+            part(shown)
+
+
+def _state(shown: Shown) -> None:
+    times = shown.ranks[0]
+    state = shown.entry.state(shown.now)
+    st.badge(state, color=MARKS.get(state, "gray"))
+    if state in EXPLAINED:
+        st.warning(EXPLAINED[state])
+    for each in shown.ranks:
+        if each.error:
+            st.text(f"rank {each.rank}: {each.error}")
+    step = times.step.host_s if times.step else None
+    facts = {
+        "Last step": text.count(times.last_step) if times.last_step is not None else "none yet",
+        "Step, median": text.seconds(step.median if step else None),
+        **({"Step, 95th percentile": text.seconds(step.p95)} if step and step.p95 is not None else {}),
+        "Duration": text.seconds(times.elapsed_s),
+        "Written": text.ago(shown.entry.changed_unix_s, shown.now),
+        "Processes": f"{len(shown.ranks)} of {times.world_size}",
+    }
+    with st.container(horizontal=True):
+        for name, value in facts.items():
+            st.metric(name, value, border=True, width=CARD)
+
+
+def _alerts(shown: Shown) -> None:
+    findings = alerts.watch(shown.ranks, shown.writers_now, shown.stall_s)
+    for finding in findings:
+        for alert in finding.alerts:
+            with st.container(border=True):
+                st.error(finding.name, icon=":material/warning:")
+                st.text(alert)
+    raised = sum(bool(each.alerts) for each in findings)
+    unwatched = sum(each.unwatched is not None for each in findings)
+    quiet = len(findings) - raised - unwatched
+    with st.expander(f"Alerts: {raised} raised, {quiet} quiet, {unwatched} not watched. The rules"):
+        for each in findings:
+            said = "raised" if each.alerts else f"not watched: {each.unwatched}" if each.unwatched else "quiet"
+            st.text(f"{each.name} ({said})\n{each.rule}")
+
+
+def _verdict(shown: Shown) -> None:
+    st.subheader("What limits it", anchor=False)
+    times = shown.ranks[0]
+    summary, _ = shown.folder.document(file_name(SUMMARY, times.rank, times.world_size))
+    found = judge_training(shown.ranks, trace_verdict_of(summary))
+    with st.container(border=True, gap="xsmall"):
+        for head, sentences in found.parts.items():
+            if sentences:
+                st.caption(f"{head}:")
+                st.text("\n".join(text.plain(each, LONGEST_SENTENCE) for each in sentences))
+
+
+def _steps(shown: Shown) -> None:
+    st.subheader("Time of the steps", anchor=False)
+    lines = {
+        f"rank {rank}": contrast.thinned(table.numbers, table.host_s.sum(axis=1))
+        for rank, table in shown.processes.tables.items()
+        if len(table.numbers)
+    }
+    if not lines:
+        st.info("No step has ended yet.")
+        return
+    chart(contrast.points(lines, unit=1e-3), y="ms", alt="time of each step")
+    if len(lines) > 1:
+        _ranks(shown.ranks)
+
+
+def _ranks(ranks: tuple[StageTimes, ...]) -> None:
+    rows = [
+        {
+            "rank": each.rank,
+            "state": each.status,
+            "last step": each.last_step,
+            "median step (ms)": None if each.step is None else (each.step.host_s.median or 0.0) * 1e3,
+        }
+        for each in ranks
+    ]
+    table(rows)
+
+
+def _metrics(shown: Shown) -> None:
+    names = [name for name in shown.ranks[0].metric_names if not alerts.is_memory(name)]
+    if not names:
+        return
+    st.subheader("Metrics of the program", anchor=False)
+    name = st.selectbox("Metric", names, index=names.index("loss") if "loss" in names else 0, key="metric")
+    lines = {f"rank {each.rank}": contrast.thinned(*each.values_of(name)) for each in shown.ranks}
+    chart(contrast.points(lines), y="value", alt="values of the metric")
+
+
+def _given_up(shown: Shown) -> None:
+    said = [
+        f"rank {times.rank}: {each.what}: {each.reason}{f' ({each.count} times)' if each.count > 1 else ''}"
+        for times in shown.ranks
+        for each in times.remarks
+    ]
+    if said:
+        st.subheader("What the profiler gave up", anchor=False)
+        st.text("\n".join(said))  # a table would cut it
+
+
+def timing(shown: Shown) -> None:
+    """Show the stages of one process, how its steps spread, and the operators of its trace."""
+    times = chosen_rank(shown, "timing")
+    if times is None:
+        return
+    table = shown.processes.tables[times.rank]
+    st.subheader("Stages of the steps", anchor=False)
+    _course(table)
+    _stages(times)
+    _spread(table)
+    _operators(shown, times)
+
+
+def _course(table: StepTable) -> None:
+    if not len(table.numbers):
+        st.info("No step has ended yet.")
+        return
+    seconds = contrast.stage_seconds(table)
+    groups = {name: contrast.grouped(table.numbers, values) for name, values in seconds.items()}
+    order = [name for name in (*table.names, contrast.REST) if name in groups]
+    rows = contrast.points(groups, unit=1e-3)
+    chart(rows, y="ms of a step", alt="time of each stage over the steps", stacked=order)
+    st.caption("Time of each stage without those inside it, on the host; undisturbed steps, averaged over neighbours.")
+
+
+def _stages(times: StageTimes) -> None:
+    rows = [
+        {
+            "stage": each.name if each.kind != "step" else WHOLE,
+            "kind": each.kind,
+            "share (%)": None if each.share is None else 100 * each.share,
+            "times": each.host_s.n,
+            "median (ms)": _ms(each.host_s.median),
+            "p95 (ms)": _ms(each.host_s.p95),
+            "longest (ms)": _ms(each.host_s.maximum),
+            "total (s)": each.host_s.total,
+            "device, median (ms)": _ms(each.device_s.median) if each.device_s else None,
+            "disturbed": each.unusual,
+        }
+        for each in sorted(times.stages, key=lambda each: -(each.share or 0.0))
+    ]
+    table(rows)
+    st.caption("The share of the whole step is what lies in no stage.")
+    if times.device is None:
+        st.caption("Times of the device are not known: the run gave none, as on a CPU.")
+
+
+def _spread(table: StepTable) -> None:
+    seconds = table.host_s.sum(axis=1)
+    if len(seconds) < 2:
+        return
+    st.subheader("How the steps spread", anchor=False)
+    most = float(np.quantile(seconds, 0.99))
+    counts, edges = np.histogram(np.minimum(seconds, most) * 1e3, bins=min(BINS, len(seconds)))
+    bars = pandas.DataFrame({"x": edges[:-1], "x2": edges[1:], "y": counts})
+    places = {"x": altair.X("x:Q", title="ms", bin="binned"), "x2": "x2:Q", "y": altair.Y("y:Q", title="steps")}
+    drawn = altair.Chart(bars).mark_bar().encode(**places, tooltip=["x:Q", "x2:Q", "y:Q"])
+    st.altair_chart(drawn.properties(height=HEIGHT), alt="how many steps took how long")
+    st.caption("The longest hundredth of the steps is in the last bar.")
+
+
+def _operators(shown: Shown, times: StageTimes) -> None:
+    st.subheader("Operators of the trace", anchor=False)
+    name = file_name(OP_STATS, times.rank, times.world_size)
+    try:
+        content = shown.folder.read(name, LARGEST_DOCUMENT)
+    except FileNotFoundError:
+        st.info("There is no table of operators yet: it comes from the trace, a few steps into the run.")
+        return
+    except (OSError, ValueError) as error:
+        unreadable("The table of operators", error, shown.folder)
+        return
+    rows = list(csv.DictReader(io.StringIO(content.decode("utf-8", "replace"))))
+    rows.sort(key=lambda row: -max(_number(row.get("cpu_self_ms")) or 0.0, _number(row.get("device_self_ms")) or 0.0))
+    table([_operator(row) for row in rows[:MOST_OPERATORS]])
+    st.caption(f"The {min(MOST_OPERATORS, len(rows))} of {len(rows)} operators with most time of their own.")
+
+
+def _operator(row: dict[str, str]) -> dict[str, str | float | None]:
+    values: dict[str, str | float | None] = {name: _number(row.get(name)) for name in OPERATORS}
+    return values | {name: text.plain(row.get(name) or "") for name in ("name", "input_shapes")}
+
+
+def _number(cell: str | None) -> float | None:
+    try:
+        return float(cell or "")
+    except ValueError:
+        return None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def memory(shown: Shown) -> None:
+    """Show the memory metrics of one process over its steps, and the files with details."""
+    times = chosen_rank(shown, "memory")
+    if times is None:
+        return
+    names = [name for name in times.metric_names if alerts.is_memory(name)]
+    if names:
+        _memory_course(times, names)
+    else:
+        st.info("This run records no memory metric. A loop can give them at each step:")
+        st.code(HOW, language="python", wrap_lines=True)
+    _files(shown)
+
+
+def _memory_course(times: StageTimes, names: list[str]) -> None:
+    lines = {name: times.values_of(name) for name in names}
+    lines = {name: line for name, line in lines.items() if len(line[1])}
+    st.subheader("Memory over the steps", anchor=False)
+    drawn = {name: contrast.thinned(*line) for name, line in lines.items()}
+    chart(contrast.points(drawn, unit=2**20), y="MiB", alt="memory over the steps")
+    rows = [
+        {
+            "metric": name,
+            "now": text.size(values[-1]),
+            "largest": text.size(values.max()),
+            "growth": text.size(values[-1] - values[0]),
+        }
+        for name, (_, values) in lines.items()
+    ]
+    table(rows)
+
+
+def _files(shown: Shown) -> None:
+    found = [each for each in shown.folder.files() if "memory" in each.path or "snapshot" in each.path]
+    if found:
+        st.subheader("Files on memory", anchor=False)
+        table([{"file": each.path, "size": text.size(each.size_bytes)} for each in found])
+        st.caption(
+            "They are under Artifacts. Snapshots open at pytorch.org/memory_viz, which keeps them on your machine."
+        )
+
+
+def artifacts(shown: Shown) -> None:
+    """Show the files, offer them, and say what the manifest lists as missing."""
+    found = shown.folder.files()
+    rows = [
+        {
+            "file": text.plain(each.path),
+            "size": text.size(each.size_bytes),
+            "written": text.ago(each.changed_unix_s, shown.now),
+        }
+        for each in found
+    ]
+    table(rows)
+    if found:
+        _one(shown, found)
+    _missing(shown)
+
+
+def _one(shown: Shown, found: list[RunFile]) -> None:
+    by_path = {each.path: each for each in found}
+    file = by_path[chosen("File", {path: text.plain(path) for path in by_path}, "file")]
+    if file.purpose:
+        st.caption(file.purpose)
+    if file.size_bytes > LARGEST_DOWNLOAD:
+        st.info(f"Files above {text.size(LARGEST_DOWNLOAD)} do not go through the browser; copy this one:")
+        st.code(str(shown.folder.folder.resolve() / file.path), language=None, wrap_lines=True)
+        return
+    st.download_button(
+        "Download",
+        data=_content(shown, file) if file.size_bytes <= AT_HAND_BYTES else lambda: _content(shown, file),
+        file_name=text.plain(file.path.rpartition("/")[2]),
+        mime="application/octet-stream",
+        on_click="ignore",
+        key="download",
+    )
+    if file.path.lower().endswith(READABLE):
+        _preview(shown, file)
+
+
+def _content(shown: Shown, file: RunFile) -> bytes:
+    """Return the content of a file; the reason in its place where it cannot be read any more."""
+    try:
+        return shown.folder.read(file.path)
+    except (OSError, ValueError) as error:
+        return f"This file could not be read: {text.reason(error, shown.folder.folder)}\n".encode()
+
+
+def _preview(shown: Shown, file: RunFile) -> None:
+    try:
+        content = shown.folder.read(file.path, PREVIEW_BYTES, is_cut=True).decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        unreadable("This file", error, shown.folder)
+        return
+    cut = file.size_bytes > PREVIEW_BYTES
+    with st.expander(f"The first {text.size(PREVIEW_BYTES)} of it" if cut else "Look at it"):
+        st.code(content if cut else _indented(content), language=None, height=400)
+
+
+def _indented(content: str) -> str:
+    try:
+        return json.dumps(json.loads(content), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return content
+
+
+def _missing(shown: Shown) -> None:
+    names = [each.path for each in shown.folder.files() if each.path.endswith(MANIFEST) and "/" not in each.path]
+    said = []
+    for name in names:
+        document, fault = shown.folder.document(name)
+        said += [fault] if fault else []
+        if document.get("trace_reason"):
+            said.append(_remark(name, {"what": "trace", "reason": document["trace_reason"]}))
+        for key in ("unavailable", "downgrades"):
+            listed = document.get(key)
+            said += [_remark(name, each) for each in (listed if isinstance(listed, list) else [])]
+    if said:
+        st.subheader("What is missing or less than asked for, and why", anchor=False)
+        st.text("\n".join(said))
+    elif not names:
+        st.info("There is no manifest yet; it comes with the first trace, or at the end of the run.")
+
+
+def _remark(name: str, remark: object) -> str:
+    given = remark if isinstance(remark, dict) else {"reason": remark}
+    what, why = text.plain(str(given.get("what", ""))), text.plain(str(given.get("reason")), text.REASON_CHARACTERS)
+    return f"{name}: {what}: {why}"

@@ -1,0 +1,2 @@
+from . import comparison as comparison
+from .reasons import sentence as sentence
