@@ -60,9 +60,9 @@ def main(run: cli.Run) -> int:
         return cli.DONE
     from utils.baseline import console_evaluation
 
-    found = evaluation.conclude(run, made)
-    lines = console_evaluation(found, made.identity.task)
-    run.give(lambda: {"action": "finalize", **evaluation.told(run, made), "metrics": found}, lambda: "\n".join(lines))
+    metrics = evaluation.conclude(run, made)
+    lines = console_evaluation(metrics, made.identity.task)
+    run.give(lambda: {"action": "finalize", **evaluation.told(run, made), "metrics": metrics}, lambda: "\n".join(lines))
     return cli.DONE
 
 

@@ -43,16 +43,16 @@ def attention_backend(work: Work) -> str | Missing:
 
 def backend_of(events: Iterable[Any]) -> str | Missing:
     """Return the same of the profiler's events: of operators within one another the outermost that is known counts."""
-    found: dict[str, int] = {}
+    calls: dict[str, int] = {}
     has_softmax = False
     for event in events:
         if (name := _backend(event)) and not any(map(_backend, _around(event))):
-            found[name] = found.get(name, 0) + 1
+            calls[name] = calls.get(name, 0) + 1
         has_softmax = has_softmax or event.name == SOFTMAX
-    if found:
-        named = "+".join(sorted(found, key=lambda backend: -found[backend]))
+    if calls:
+        named = "+".join(sorted(calls, key=lambda backend: -calls[backend]))
         told_to = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()  # torch 2.11
-        return named.replace(FLASH, f"{FLASH} ({told_to})") if told_to and FLASH in found else named
+        return named.replace(FLASH, f"{FLASH} ({told_to})") if told_to and FLASH in calls else named
     return "eager" if has_softmax else Missing("torch sees no operator of attention in a forward")
 
 

@@ -28,12 +28,12 @@ class Tokens:
 
     def distinct(self) -> tuple["Tokens", np.ndarray]:
         """Return every sequence of ids once, in the order of first occurrence, and where each text stands in them."""
-        places: dict[bytes, int] = {}
+        indexes: dict[bytes, int] = {}
         where = np.empty(len(self.ids), dtype=np.int64)
         kept: list[np.ndarray] = []
         for row, ids in enumerate(self.ids):
-            where[row] = place = places.setdefault(ids.tobytes(), len(kept))
-            if place == len(kept):
+            where[row] = index = indexes.setdefault(ids.tobytes(), len(kept))
+            if index == len(kept):
                 kept.append(ids)
         return Tokens(kept, self.truncated), where
 

@@ -115,9 +115,9 @@ def quantized(path: Path, engine: Engine, texts: Iterable[np.ndarray]) -> Path:
     import openvino
 
     inputs = [dict(zip(INPUTS, (ids[None], np.ones_like(ids[None])), strict=True)) for ids in texts]
-    found = nncf.quantize(openvino.Core().read_model(path), nncf.Dataset(inputs),
+    rounded = nncf.quantize(openvino.Core().read_model(path), nncf.Dataset(inputs),
                           model_type=nncf.ModelType.TRANSFORMER, subset_size=len(inputs))  # fmt: skip
-    openvino.save_model(found, target, compress_to_fp16=False)
+    openvino.save_model(rounded, target, compress_to_fp16=False)
     return target
 
 
@@ -129,10 +129,10 @@ def open_session(path: Path, engine: Engine, threads: int) -> Session:
     infer = _inference(path, engine, threads)
 
     def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        found = infer(ids, mask)
-        if len(found) != len(ids):
-            raise ValueError(f"the converted model gives {len(found)} rows of logits for {len(ids)} texts")
-        return found
+        rows = infer(ids, mask)
+        if len(rows) != len(ids):
+            raise ValueError(f"the converted model gives {len(rows)} rows of logits for {len(ids)} texts")
+        return rows
 
     return logits
 

@@ -102,11 +102,11 @@ def without_padding(subject: Subject) -> Candidate | Untried | None:
         strategy, tokens, pad_id = make_strategy(), subject.tokens, subject.tokenizer.pad_token_id or 0
         batch = np.asarray(subject.batch.rows)
         packs = strategy.batches(tokens.lengths[batch], subject.batch.tokens_padded)
-        packed = [batch[places].tolist() for places in packs]  # one, but where rotary positions keep texts apart
+        packed = [batch[rows].tolist() for rows in packs]  # one, but where rotary positions keep texts apart
 
         def logits() -> torch.Tensor:
-            found = [strategy.logits(tokens, rows) for rows in packed]
-            return found[0] if len(found) == 1 else torch.cat(found)
+            parts = [strategy.logits(tokens, rows) for rows in packed]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         def padded(model: Any) -> torch.Tensor:
             batches = [collate(tokens, rows, pad_id, subject.device) for rows in packed]
@@ -135,8 +135,8 @@ def _packed_labels(subject: Subject, strategy: Strategy) -> np.ndarray:
     labels = np.empty(len(subject.sample), dtype=np.int64)
     rows = np.asarray(subject.sample)
     lengths = subject.tokens.lengths[rows]
-    for places in strategy.batches(lengths, subject.batch.tokens_padded):
-        labels[places] = strategy.logits(subject.tokens, rows[places].tolist()).argmax(dim=-1).cpu().numpy()
+    for chosen in strategy.batches(lengths, subject.batch.tokens_padded):
+        labels[chosen] = strategy.logits(subject.tokens, rows[chosen].tolist()).argmax(dim=-1).cpu().numpy()
     return labels
 
 

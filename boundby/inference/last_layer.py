@@ -90,12 +90,12 @@ def defer(model: Any, original: Any, dtype: torch.dtype) -> None:
 
     The weights are those of `original`, since a working copy may have them in another form.
     """
-    found, source = _find(model), _find(original)
-    if found is None or source is None or found[1].sources is None:
+    last, source = _find(model), _find(original)
+    if last is None or source is None or last[1].sources is None:
         return
-    attention, given = (layer.get_submodule(layout.attention) for layer, layout in (found, source))
+    attention, given = (layer.get_submodule(layout.attention) for layer, layout in (last, source))
     heads = getattr(original.config, "num_attention_heads", 0)
-    names = found[1].sources
+    names = last[1].sources
     linears = [getattr(given, name, None) for name in names]
     if not all(type(linear) is nn.Linear and linear.in_features == linear.out_features for linear in linears):
         return

@@ -25,7 +25,7 @@ from boundby.inference.batches import on_device
 
 GROUPED, VARLEN, UNMASKED = "boundby_grouped", "boundby_varlen", "boundby_unmasked"
 EFFICIENT = "boundby_efficient"
-NAMES = {GROUPED: "by length", VARLEN: "variable-length attention", EFFICIENT: "memory-efficient attention"}
+NAMES = {GROUPED: "sorted by length", VARLEN: "variable-length attention", EFFICIENT: "memory-efficient attention"}
 FROM_THE_END = 2  # of its masks: causal, the last query of a text at its last key
 SHORT = 48  # tokens: torch's attention on a CPU converts half precision value by value, which takes twice as long
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
@@ -190,8 +190,8 @@ def _of_chosen(
         if not 0 <= before < length - 1 and (not 0 <= after < length - 1 or current.is_causal):
             masks.append(None)
             continue
-        places = torch.arange(texts, device=rows.device) * length + start
-        masks.append(_visible(length, before, after, query.device)[chosen - places][:, None])
+        offsets = torch.arange(texts, device=rows.device) * length + start
+        masks.append(_visible(length, before, after, query.device)[chosen - offsets][:, None])
     queries = query[0, :, rows]
     if last_layer.defers(module):
         states = key[0].transpose(0, 1).flatten(1)
@@ -218,8 +218,8 @@ def _visible(length: int, before: int, after: int, device: torch.device) -> torc
 
 @lru_cache(maxsize=64)
 def _sees(length: int, before: int, after: int, device: torch.device) -> torch.Tensor:
-    places = torch.arange(length, device=device)
-    distance = places - places[:, None]
+    positions = torch.arange(length, device=device)
+    distance = positions - positions[:, None]
     sees = torch.ones(length, length, dtype=torch.bool, device=device)
     if before != UNLIMITED:
         sees &= distance >= -before

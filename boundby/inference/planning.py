@@ -186,8 +186,8 @@ def _guard(
 def _check_texts(sample: Sample, tokens: Tokens) -> Sequence[str]:
     """Return texts spread over the lengths of the sample in tokens, its shortest and its longest among them."""
     by_length = np.argsort(tokens.lengths, kind="stable")
-    places = np.linspace(0, len(by_length) - 1, min(CHECK_TEXTS, len(by_length))).round().astype(int)
-    return [sample.texts[row] for row in by_length[places].tolist()]
+    indexes = np.linspace(0, len(by_length) - 1, min(CHECK_TEXTS, len(by_length))).round().astype(int)
+    return [sample.texts[row] for row in by_length[indexes].tolist()]
 
 
 @dataclass(frozen=True)

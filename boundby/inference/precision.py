@@ -6,8 +6,8 @@ has the same weights and lets torch choose other kernels for float32 products: T
 rounds to bfloat16: so it counts as reduced precision, and `matmul_effect` measures what it is here. The setting belongs
 to the whole process; it holds during a forward and is set back afterwards.
 
-`float32_prepared` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
-float32 does whatever the process has set up. An activation takes no pass of its own. `bfloat16` on a CPU is prepared
+`float32_prepacked` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
+float32 does whatever the process has set up. An activation takes no pass of its own. `bfloat16` on a CPU is prepacked
 likewise. With both, and on a GPU in every precision, root-mean-square norms are one kernel (`boundby.inference.fused`),
 where models write seven: of 24 layers some 340 launches fewer.
 
@@ -70,9 +70,9 @@ class Int8Linear(nn.Module):
         """Return the result in float32, or as the bytes of the layer that it feeds."""
         if self._float is not None:
             layer, activation = self._float
-            found = torch.stack(inputs.flatten(0, -2).aminmax(dim=0))
+            ends = torch.stack(inputs.flatten(0, -2).aminmax(dim=0))
             kept = self._range
-            self._range = found if kept is None else torch.stack([kept[0].minimum(found[0]), kept[1].maximum(found[1])])
+            self._range = ends if kept is None else torch.stack([kept[0].minimum(ends[0]), kept[1].maximum(ends[1])])
             result: torch.Tensor = layer(inputs) if activation is None else activation(layer(inputs))
             return result
         rounded = inputs if inputs.dtype == torch.uint8 else _rounded(inputs, self.steps)
@@ -173,13 +173,13 @@ def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
     base = getattr(model, "base_model", model)
     return [
         (parent, name, child)
-        for place, parent in base.named_modules()
+        for path, parent in base.named_modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and "pooler" not in f"{place}.{name}".split(".")
+        if type(child) is nn.Linear and "pooler" not in f"{path}.{name}".split(".")
     ]
 
 
-class PreparedLinear(nn.Module):
+class PrepackedLinear(nn.Module):
     """A linear layer on a CPU whose weights lie as oneDNN wants them, and the activation after it in the same pass."""
 
     def __init__(self, layer: nn.Linear, activation: tuple[str, str] = ("none", "")) -> None:
@@ -206,7 +206,7 @@ ACTIVATIONS = {  # as oneDNN calls them, by their class in torch or transformers
 
 
 @functools.cache
-def can_prepare(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
+def can_prepack(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
     """Tell whether weights of this dtype can be laid out anew for this device, by doing so: not every CPU can.
 
     The operators are torch's own and private; where they are gone, it cannot be done either.
@@ -215,32 +215,32 @@ def can_prepare(device: torch.device, dtype: torch.dtype = torch.float32) -> boo
         return False
     some = torch.ones(8, 8, dtype=dtype)
     try:
-        PreparedLinear(nn.Linear(8, 8, dtype=dtype).requires_grad_(False))(some)
+        PrepackedLinear(nn.Linear(8, 8, dtype=dtype).requires_grad_(False))(some)
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
     return True
 
 
-def prepare(model: nn.Module) -> None:
+def prepack(model: nn.Module) -> None:
     """Lay the weights of a working copy on a CPU out for its kernels, in place; the head stays as it is."""
     layers = _linear_layers(model)
-    if not layers or not can_prepare(layers[0][2].weight.device, layers[0][2].weight.dtype):
+    if not layers or not can_prepack(layers[0][2].weight.device, layers[0][2].weight.dtype):
         return
     fused.join_norms(model)
     followed = dict(FOLLOWED)
     for parent, name, child in _linear_layers(model):
         follower = getattr(parent, followed.get(name, ""), None)
         activation = ACTIVATIONS.get(type(follower).__name__)
-        setattr(parent, name, PreparedLinear(child, activation or ("none", "")))
+        setattr(parent, name, PrepackedLinear(child, activation or ("none", "")))
         if activation:
             setattr(parent, followed[name], nn.Identity())
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes that parameters and buffers hold, each tensor once, and those of prepared weights."""
+    """Return the bytes that parameters and buffers hold, each tensor once, and those of prepacked weights."""
     held = (part for tensor in (*model.parameters(), *model.buffers()) for part in _parts(tensor))
     tensors = {part.data_ptr(): part for part in held}.values()
-    packed = [module.packed for module in model.modules() if isinstance(module, PreparedLinear | Int8Linear)]
+    packed = [module.packed for module in model.modules() if isinstance(module, PrepackedLinear | Int8Linear)]
     return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *packed))
 
 
@@ -268,12 +268,12 @@ class Precision:
     @property
     def keeps_weights(self) -> bool:
         """Whether the weights are those of the model in float32, to the last bit."""
-        return self.dtype == torch.float32 and self.convert in (None, prepare)
+        return self.dtype == torch.float32 and self.convert in (None, prepack)
 
     @property
     def to_compile(self) -> "Precision":
         """The same for a model that is compiled, whose compiler lays the weights out itself."""
-        return replace(self, convert=None) if self.convert is prepare else self
+        return replace(self, convert=None) if self.convert is prepack else self
 
     def copy_of(self, model: nn.Module) -> Any:
         """Return a working copy of the model in this precision, in evaluation mode; equal weights are shared.
@@ -300,13 +300,13 @@ PRECISIONS = {
     for precision in (
         Precision("float32", torch.float32, joins_norms=True),
         Precision("float32_fast", torch.float32, fast_products=True, joins_norms=True),
-        Precision("float32_prepared", torch.float32, convert=prepare),
-        Precision("bfloat16", torch.bfloat16, convert=prepare, joins_norms=True),
+        Precision("float32_prepacked", torch.float32, convert=prepack),
+        Precision("bfloat16", torch.bfloat16, convert=prepack, joins_norms=True),
         Precision("float16", torch.float16, joins_norms=True),
         Precision("int8", torch.float32, convert=to_int8),
     )
 }
-EXACT = ("float32_prepared", "float32")  # those that round as the model's own float32 does, fastest first
+EXACT = ("float32_prepacked", "float32")  # those that round as the model's own float32 does, fastest first
 
 
 def available(device: torch.device) -> tuple[Precision, ...]:
@@ -316,7 +316,7 @@ def available(device: torch.device) -> tuple[Precision, ...]:
     float16 is left out: models trained in bfloat16 overflow in it.
     """
     has = {"bfloat16": has_bfloat16_products(device), "int8": has_int8_products(device)}
-    has |= {"float32_prepared": can_prepare(device), "float16": False}
+    has |= {"float32_prepacked": can_prepack(device), "float16": False}
     return tuple(precision for name, precision in PRECISIONS.items() if has.get(name, True))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from boundby.inference.batches import Tokens, tokenize
-from boundby.inference.precision import EXACT, PRECISIONS, Precision, can_prepare
+from boundby.inference.precision import EXACT, PRECISIONS, Precision, can_prepack
 from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier, same_guard
 from boundby.inference.selfcheck import checked_strategy
 from boundby.machine import (
@@ -147,7 +147,7 @@ class Predictor:
         self._stock = cache(partial(in_dtype, model, torch.float32))  # a half precision may fit where that does not
 
         def exact() -> Predictor:
-            name = EXACT[0 if can_prepare(self.device) else 1]
+            name = EXACT[0 if can_prepack(self.device) else 1]
             wanted = replace(options, precision=name, guard_margin=0.0, token_budget=None, compile=False)
             made = Predictor(model, tokenizer, wanted, check_texts, self._timer)
             return made.with_guard_margin(same_guard(made.check.max_abs_difference, made.check.largest_logit))

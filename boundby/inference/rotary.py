@@ -44,10 +44,10 @@ class Rotary:
 
     def groups(self, lengths: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Return the rows of texts that may share a forward, ascending; the group of the longest texts comes first."""
-        found = np.asarray(lengths)
-        if not self or not len(found):
-            return [np.arange(len(found))]
-        distinct, where = np.unique(found, return_inverse=True)
+        array = np.asarray(lengths)
+        if not self or not len(array):
+            return [np.arange(len(array))]
+        distinct, where = np.unique(array, return_inverse=True)
         frequencies = self._of_ascending(distinct.tolist())
         begins = [1 if before != after else 0 for before, after in zip(frequencies, frequencies[1:], strict=False)]
         group = np.cumsum([0, *begins])[where]
@@ -103,14 +103,14 @@ class _Turning:
         A module that does not answer as those of transformers do is taken by its name: each length is then its own.
         """
         _forget(self._copy)
-        places, states = torch.tensor([[0, 1, max(SHORT, length) - 1]]), torch.zeros(1)
+        positions, states = torch.tensor([[0, 1, max(SHORT, length) - 1]]), torch.zeros(1)
         turned = []
         try:
             with torch.inference_mode(False), torch.no_grad():
                 for layer_type in self._layer_types:
                     more = () if layer_type is None else (layer_type,)
-                    found = type(self._copy).forward(self._copy, states, places, *more)
-                    turned += [found] if isinstance(found, torch.Tensor) else list(found)
+                    answer = type(self._copy).forward(self._copy, states, positions, *more)
+                    turned += [answer] if isinstance(answer, torch.Tensor) else list(answer)
             seconds = [part[..., 1, :].contiguous().view(torch.uint8) for part in turned]
             return b"".join(second.numpy().tobytes() for second in seconds)
         except Exception:  # modules of a repository may ask for anything

@@ -209,8 +209,8 @@ def _compiled(
 def check_rows(lengths: np.ndarray) -> list[int]:
     """Return up to 64 rows, spread evenly over the lengths, the shortest and the longest among them."""
     order = np.argsort(lengths, kind="stable")
-    places = np.unique(np.linspace(0, len(order) - 1, min(CHECK_ROWS, len(order))).round().astype(int))
-    return [int(row) for row in order[places]]
+    indexes = np.unique(np.linspace(0, len(order) - 1, min(CHECK_ROWS, len(order))).round().astype(int))
+    return [int(row) for row in order[indexes]]
 
 
 def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: int, precision: Precision) -> np.ndarray:

@@ -136,14 +136,14 @@ class Packed(Strategy):
         A trimmed last layer has one query per text, which sees all of it: in a causal model the text ends there. Where
         a text would have other rotary positions for that, the layer is computed whole.
         """
-        ids, places = [tokens.ids[row] for row in rows], self._head_rows(tokens, rows)
+        ids, offsets = [tokens.ids[row] for row in rows], self._head_rows(tokens, rows)
         trims = self.trims
         if trims and self._is_causal:
-            cut = [text[: place + 1] for text, place in zip(ids, places, strict=True)]
+            cut = [text[: offset + 1] for text, offset in zip(ids, offsets, strict=True)]
             trims = all(self._rotary.are_same(len(text), len(ours)) for text, ours in zip(ids, cut, strict=True))
             ids = cut if trims else ids
         direction = self._is_causal if trims else None
-        current = packing.pack(ids, places, self._position_skips, self.device, direction)
+        current = packing.pack(ids, offsets, self._position_skips, self.device, direction)
         self._rotary.forget()
         with current, self._reading(current.head_rows) if trims else contextlib.nullcontext():
             states = self.model.base_model(
@@ -227,10 +227,10 @@ class Converted(Strategy):
         batch = collate(tokens, rows, self._pad_id, self.device)
         assert self._session
         try:
-            found = self._session(batch.input_ids.numpy(), batch.attention_mask.numpy())
+            logits = self._session(batch.input_ids.numpy(), batch.attention_mask.numpy())
         except Exception as error:  # libraries raise anything
             raise ValueError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
-        return torch.from_numpy(found).float()
+        return torch.from_numpy(logits).float()
 
 
 def candidates(

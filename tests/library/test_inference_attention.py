@@ -206,7 +206,9 @@ def test_packed_texts_are_held_against_the_stock_forward_in_their_own_precision(
     model = classifiers.build("bert", 50, 0)
     texts = [" ".join(map(str, ids)) for ids in tokens.ids]
     check = Predictor(model, classifiers.Spelled(), PredictorOptions(64, precision), texts).check
-    assert check.strategy == "packed, by length" and check.own_difference <= check.own_allowed < check.allowed / 2
+    assert (
+        check.strategy == "packed, sorted by length" and check.own_difference <= check.own_allowed < check.allowed / 2
+    )
     packed = strategies.Packed.logits
 
     def shifted(self, tokens, rows):

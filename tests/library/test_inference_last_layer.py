@@ -119,7 +119,7 @@ def test_it_can_be_left_off_and_a_wrong_trim_is_found_and_left_off_with_a_doubt(
     right = last_layer.reading
     monkeypatch.setattr(last_layer, "reading", lambda rows: right((rows + 1) % sum(LENGTHS)))
     predictor = Predictor(model, Spelled(), OPTIONS, TEXTS)
-    assert predictor.strategy == "packed, by length" and not predictor.trim
+    assert predictor.strategy == "packed, sorted by length" and not predictor.trim
     assert len(predictor.doubts) == 1
     assert predictor.doubts[0].startswith("not grouped, trimmed: its logits differ from the stock forward's")
     ids = Tokens([np.array(text.split(), dtype=np.int32) for text in TEXTS], 0)

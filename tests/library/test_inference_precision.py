@@ -28,7 +28,7 @@ from boundby.inference import (
     strategies,
     weight_bytes,
 )
-from boundby.inference.precision import PreparedLinear, calibrate, can_prepare, to_int8, tolerance
+from boundby.inference.precision import PrepackedLinear, calibrate, can_prepack, to_int8, tolerance
 from boundby.inference.reference import same_guard
 from boundby.machine.device import has_int8_products
 from boundby.timing.timer import Timer
@@ -101,7 +101,7 @@ def test_float32_products_that_round_to_bfloat16_are_packed_and_their_near_ties_
     assert 1e-3 < matmul_effect(rounding, CPU) < 1e-2
     options = replace(OPTIONS, precision="rounding")
     predictor = Predictor(model, tokenizer, options, texts, precisions={"rounding": rounding})
-    assert predictor.strategy == "packed, by length" and predictor.doubts == ()
+    assert predictor.strategy == "packed, sorted by length" and predictor.doubts == ()
     both = (FLOAT32, rounding)
     choice = choose_precision(model, tokenizer, Sample(texts), PrecisionRule("same"), OPTIONS, precisions=both)
     rounded = choice.trials[1].report
@@ -308,8 +308,8 @@ def test_a_budget_that_memory_does_not_hold_is_left_out(model, tokenizer, texts,
 
 
 @pytest.mark.parametrize("family", classifiers.FAMILIES)
-@pytest.mark.parametrize("name", ["float32_prepared", "bfloat16"])
-def test_prepared_weights_give_the_logits_of_the_others_in_the_same_memory(family, name, tokenizer, texts):
+@pytest.mark.parametrize("name", ["float32_prepacked", "bfloat16"])
+def test_prepacked_weights_give_the_logits_of_the_others_in_the_same_memory(family, name, tokenizer, texts):
     model = classifiers.build(family, len(tokenizer), tokenizer.pad_token_id)
     plain = Precision("plain", PRECISIONS[name].dtype)
     both = {"plain": plain, name: PRECISIONS[name]}
@@ -317,15 +317,15 @@ def test_prepared_weights_give_the_logits_of_the_others_in_the_same_memory(famil
         Predictor(model, tokenizer, replace(OPTIONS, precision=each), texts, precisions=both) for each in both
     ]
     expected, found = (each.predict(texts).logits for each in predictors)
-    assert predictors[1].strategy == predictors[0].strategy == "packed, by length"
+    assert predictors[1].strategy == predictors[0].strategy == "packed, sorted by length"
     assert np.abs(found - expected).max() <= tolerance(matmul_effect(plain, CPU)) * np.abs(expected).max()
     assert weight_bytes(predictors[1].model) == weight_bytes(predictors[0].model)
-    prepared = [each for each in predictors[1].model.modules() if isinstance(each, PreparedLinear)]
-    can = can_prepare(CPU, PRECISIONS[name].dtype)
-    assert bool(prepared) == (can and family != "gpt2")  # whose layers are none of torch's
+    prepacked = [each for each in predictors[1].model.modules() if isinstance(each, PrepackedLinear)]
+    can = can_prepack(CPU, PRECISIONS[name].dtype)
+    assert bool(prepacked) == (can and family != "gpt2")  # whose layers are none of torch's
     flops = [sum(count(each).flops for each in one.forwards(one.tokenize(texts))) for one in predictors]
     assert flops[0] == flops[1] > 0
-    assert PRECISIONS["float32_prepared"].keeps_weights and not PRECISIONS["bfloat16"].keeps_weights
+    assert PRECISIONS["float32_prepacked"].keeps_weights and not PRECISIONS["bfloat16"].keeps_weights
 
 
 @pytest.mark.skipif(not has_int8_products(CPU), reason="this CPU has no products of eight bits")

@@ -49,7 +49,7 @@ def predictor(model, tokenizer, texts):
 
 
 def test_every_family_is_packed_without_a_doubt_and_gives_the_labels_of_one_text_at_a_time(predictor, texts, alone):
-    assert (predictor.strategy, predictor.doubts) == ("packed, by length", ())
+    assert (predictor.strategy, predictor.doubts) == ("packed, sorted by length", ())
     assert predictor.check.same_labels == predictor.check.rows == 52
     found = predictor.predict(texts)
     assert found.logits.dtype == np.float32
@@ -73,7 +73,7 @@ def test_float32_by_other_kernels_gives_the_same_labels_where_near_ties_are_comp
 ):
     before = torch.get_float32_matmul_precision()
     predictor = Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "float32_fast", 512), texts)
-    assert predictor.strategy == "packed, by length"  # whatever the other kernels round to on this machine
+    assert predictor.strategy == "packed, sorted by length"  # whatever the other kernels round to on this machine
     margin = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
     found = predictor.with_guard_margin(margin).predict(texts)
     assert found.labels.tolist() == alone.argmax(axis=1).tolist()
@@ -95,7 +95,7 @@ def test_the_callers_model_is_left_as_it_was_and_shares_its_weights_in_float32(p
 def test_bfloat16_keeps_the_head_in_float32(model, tokenizer, texts, alone):
     predictor = Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "bfloat16", 512), texts)
     found = predictor.predict(texts).logits
-    assert predictor.strategy == "packed, by length"
+    assert predictor.strategy == "packed, sorted by length"
     assert 0 < np.abs(found - alone).max() < 0.15 * np.abs(alone).max()
     rounded = torch.from_numpy(found).to(torch.bfloat16).float().numpy()
     assert (rounded != found).any()
@@ -133,7 +133,10 @@ def test_a_decoder_without_a_padding_id_is_packed_or_takes_one_text_at_a_time_wh
     torch.manual_seed(0)
     config = BloomConfig(vocab_size=12, hidden_size=32, n_layer=1, n_head=2, num_labels=3, pad_token_id=None)
     bloom = BloomForSequenceClassification(config).eval()
-    for model, way in ((classifiers.build("qwen2", 12, None), "packed, by length"), (bloom, "padded with a mask")):
+    for model, way in (
+        (classifiers.build("qwen2", 12, None), "packed, sorted by length"),
+        (bloom, "padded with a mask"),
+    ):
         predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
         alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
         assert predictor.strategy == way

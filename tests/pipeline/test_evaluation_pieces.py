@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from boundby.inference import Tokens
 from boundby.inference.planning import token_budgets
-from boundby.inference.precision import can_prepare
+from boundby.inference.precision import can_prepack
 from boundby.inference.predictor import usual_budget
 from boundby.machine.ceilings import PRECISIONS, Ceilings, ComputeCeiling
 from boundby.work.roofline import Interval
@@ -265,9 +265,9 @@ def test_what_faster_products_save_follows_from_the_limits_of_products():
     assert not tuning.saved_by_kernels(of_layers(1e9), GPU, LOAD, limits(highest=7e12, high=7e12))  # of a T4
 
 
-@pytest.mark.skipif(not can_prepare(CPU), reason="this CPU cannot lay out weights anew")
-def test_prepared_weights_are_predicted_to_save_what_they_saved_elsewhere():
-    assert tuning.saved_by_kernels(of_layers(1e9), CPU, Load(1e6, 1e-3), None) == tuning.PREPARED.times(1000.0)
+@pytest.mark.skipif(not can_prepack(CPU), reason="this CPU cannot lay out weights anew")
+def test_prepacked_weights_are_predicted_to_save_what_they_saved_elsewhere():
+    assert tuning.saved_by_kernels(of_layers(1e9), CPU, Load(1e6, 1e-3), None) == tuning.PREPACKED.times(1000.0)
     faster = tuning.saved_by_kernels(of_layers(1e9), CPU, Load(1e6, 1e-3), limits(highest=2e12, medium=8e12))
     assert faster.value == pytest.approx(500.0 * 0.75)
 

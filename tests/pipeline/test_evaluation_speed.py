@@ -45,7 +45,7 @@ def test_a_planned_trim_is_told_in_the_metrics_and_nothing_is_predicted_where_it
         patch.setattr(last_layer, "is_known", lambda _: False)
         assert workplace.evaluate(settings, "run") == [1]
     said = capsys.readouterr().err
-    assert "'packed, by length, last layer trimmed', which the self-check refuses here for 'packed, by length'" in said
+    assert "'packed, sorted by length, last layer trimmed', which the self-check refuses here for 'packed, sor" in said
     assert not folder.part(0).exists()
     assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
     assert json.loads(folder.metrics.read_text())["metrics"]["trim"] is True

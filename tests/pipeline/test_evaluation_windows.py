@@ -60,7 +60,7 @@ def test_the_longest_rows_are_checked_too_so_that_a_way_that_is_wrong_for_them_a
 ):
     """The seeded bug leaves the window out, and the long rows are behind the 256 that a sample of this set has."""
     plan, labels, alone = evaluated(settings, tmp_path / "right")
-    assert (plan.choices.strategy, plan.reasons.strategy_doubts) == ("packed, by length", [])
+    assert (plan.choices.strategy, plan.reasons.strategy_doubts) == ("packed, sorted by length", [])
     assert np.array_equal(labels, alone)
     dataset = Path(plan.places.dataset)
     lengths = [len(text.split()) for shard in plan.shards for text in rows.read(dataset, shard, None).texts]
@@ -93,7 +93,7 @@ def longrope(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[
 def test_texts_beyond_the_original_length_of_a_longrope_change_no_label_of_shorter_ones(longrope, tmp_path):
     settings, texts = longrope
     plan, labels, alone = evaluated(settings, tmp_path)
-    assert (plan.choices.strategy, plan.reasons.strategy_doubts) == ("packed, by length", [])
+    assert (plan.choices.strategy, plan.reasons.strategy_doubts) == ("packed, sorted by length", [])
     checked = rows.check_texts(Path(plan.places.dataset), plan.shards, plan.check_offsets, 0)
     assert max(len(text.split()) for text in checked) == max(len(text.split()) for text in texts)
     assert np.array_equal(labels, alone) and len(set(labels.tolist())) > 1

@@ -56,7 +56,7 @@ def made(
     with plugged_in(card) if card else contextlib.nullcontext():
         shop = workshop(folder, "cuda" if card else "cpu")
         listed = [each for each in stock.variants(shop.loaded.device) if each.name in names]
-        reference = Variant("as_it_comes", "", ways._as_they_come, None)
+        reference = Variant("unsorted", "", ways._as_they_come, None)
         found, refused = rounds.make([reference, *listed], shop, Timer(FakeClock()), 1e9, lambda text: None)
         for each in found:
             with each.way.setting():
@@ -73,7 +73,7 @@ def test_every_variant_has_a_name_in_the_settings_and_is_compared_with_one_that_
         device = torch.device("cuda:0")
         listed = ways.variants(device, Variants(), stock.variants(device))
     names = [each.name for each in listed]
-    assert {*names} - {"as_it_comes", "without_padding"} == {*get_args(VariantName)}
+    assert {*names} - {"unsorted", "packed"} == {*get_args(VariantName)}
     assert all(each.base in names[:place] for place, each in enumerate(listed) if each.base)
     assert not any("padding" in each.words for each in listed if each.name in stock.CHANGES)
 
@@ -84,21 +84,21 @@ def test_without_names_they_are_tried_on_a_gpu_and_by_name_anywhere_beside_what_
 
     assert not {*names(None)} & {*stock.CHANGES, stock.HALF}
     assert {*ENGINES} <= {*names(None)}
-    assert names(["eager"]) == ["as_it_comes", "sorted", "without_padding", "eager"]
+    assert names(["eager"]) == ["unsorted", "sorted", "packed", "eager"]
     with plugged_in(T4):
         card = torch.device("cuda:0")
         listed = ways.variants(card, Variants(which=["eager"]), stock.variants(card))
-    assert [each.name for each in listed] == ["as_it_comes", "without_padding", "sorted_half", "eager"]
+    assert [each.name for each in listed] == ["unsorted", "packed", "sorted_half", "eager"]
     assert listed[-1].words == "float16, eager attention", "a T4 multiplies in no bfloat16"
 
 
 def test_on_a_host_each_computes_the_same_labels_by_the_attention_that_was_asked_for(folders):
     found, refused, _ = made(folders["decoder"], "eager", "sdpa_math", "use_cache_off")
     assert refused == {} and {name: each.attention for name, each in found.items()} == {
-        "as_it_comes": "flash", "eager": "eager", "sdpa_math": "math", "use_cache_off": "flash",
+        "unsorted": "flash", "eager": "eager", "sdpa_math": "math", "use_cache_off": "flash",
     }  # fmt: skip
     for each in found.values():
-        np.testing.assert_allclose(each.logits[0], found["as_it_comes"].logits[0], atol=1e-5)
+        np.testing.assert_allclose(each.logits[0], found["unsorted"].logits[0], atol=1e-5)
 
 
 def test_what_a_host_has_not_is_a_row_with_the_reason(folders):
@@ -116,11 +116,11 @@ def test_a_card_is_offered_every_kernel_and_each_row_says_which_it_took(folders)
     kernels = ("sorted_half", "sdpa_math", "sdpa_mem_efficient", "sdpa_cudnn", "sdpa_flash", "eager")
     found, refused, _ = made(folders["decoder"], *kernels, card=H100)
     assert refused == {} and {name: each.attention for name, each in found.items()} == {
-        "as_it_comes": "mem_efficient", "sorted_half": "cudnn", "sdpa_math": "math", "eager": "eager",
+        "unsorted": "mem_efficient", "sorted_half": "cudnn", "sdpa_math": "math", "eager": "eager",
         "sdpa_mem_efficient": "mem_efficient", "sdpa_cudnn": "cudnn", "sdpa_flash": "flash",
     }  # fmt: skip
     for each in found.values():
-        np.testing.assert_allclose(each.logits[0], found["as_it_comes"].logits[0], atol=0.1)
+        np.testing.assert_allclose(each.logits[0], found["unsorted"].logits[0], atol=0.1)
     assert (
         found["sdpa_flash"]
         .way.program[-1]
@@ -214,7 +214,7 @@ def test_a_capture_that_fails_is_a_row_with_the_reason_and_the_others_go_on(fold
     monkeypatch.setattr(stock, "_forward", reading)
     found, refused, shop = made(folders["decoder"], "cuda_graphs", "sorted_half", "eager", card=H100)
     why, text = reasons(refused)["cuda_graphs"]
-    assert why == "failed" and "CUDA error" in text and {*found} == {"as_it_comes", "sorted_half", "eager"}
+    assert why == "failed" and "CUDA error" in text and {*found} == {"unsorted", "sorted_half", "eager"}
     assert shop.doubts == []
 
 
@@ -257,7 +257,7 @@ def test_fp8_rounds_the_layers_of_a_copy_and_not_the_head(folders, torchao):
     found, refused, shop = made(folders["decoder"], "fp8", card=H100)
     [(layers, config)] = torchao
     assert refused == {} and config == {"granularity": "by row"} and not hasattr(layers, "score")
-    assert layers is not shop.loaded.model.base_model and found["fp8"].variant.kind == "coarser"
+    assert layers is not shop.loaded.model.base_model and found["fp8"].variant.kind == "reduced"
     assert found["fp8"].way.program[-1].startswith("quantize_(model.base_model, Float8DynamicActivationFloat8Weight")
 
 
@@ -387,13 +387,13 @@ def found_with(recommended: str, *rows: dict[str, Any]) -> dict[str, Any]:
 def test_the_recommendation_names_the_lines_of_a_program_where_it_is_surely_faster():
     lines = ["import torch", 'model.set_attn_implementation("flash_attention_2")']
     stock_row = partial(row, "flash_attention_2", program=lines, runs_here=False)
-    said = section.console_lines(found_with("flash_attention_2", row("as_it_comes", 1.0), stock_row(2.0)))
+    said = section.console_lines(found_with("flash_attention_2", row("unsorted", 1.0), stock_row(2.0)))
     assert said[-3:] == ["In a program of your own:", *(f"  {line}" for line in lines)]
-    slow_to_make = found_with("without_padding", row("as_it_comes", 1.0), row("without_padding", 2.0), stock_row(4.0))
+    slow_to_make = found_with("packed", row("unsorted", 1.0), row("packed", 2.0), stock_row(4.0))
     assert "evaluation.precision=fastest takes it" not in " ".join(section.console_lines(slow_to_make))
-    engine = found_with("as_it_comes", row("as_it_comes", 1.0), row("openvino", 4.0, runs_here=False))
+    engine = found_with("unsorted", row("unsorted", 1.0), row("openvino", 4.0, runs_here=False))
     assert "evaluation.precision=fastest takes it" in " ".join(" ".join(section.console_lines(engine)).split())
-    said = section.console_lines(found_with("flash_attention_2", row("as_it_comes", 1.0), stock_row(1.0)))
+    said = section.console_lines(found_with("flash_attention_2", row("unsorted", 1.0), stock_row(1.0)))
     assert " ".join(said).endswith(
         "Keep the pipeline as it is: no other way it can run keeps enough labels and is surely faster."
     )
@@ -401,11 +401,11 @@ def test_the_recommendation_names_the_lines_of_a_program_where_it_is_surely_fast
 
 def test_what_a_program_alone_can_run_may_be_recommended_and_an_engine_may_not():
     ways_made = {
-        "as_it_comes": Way(lambda texts: np.eye(2), 1, 1),
+        "unsorted": Way(lambda texts: np.eye(2), 1, 1),
         "graphs": Way(lambda texts: np.eye(2), 1, 1, program=("graph.replay()",)),
         "engine": Way(lambda texts: np.eye(2), 1, 1),
     }
-    speeds = {"as_it_comes": 1.0, "graphs": 0.5, "engine": 0.25}
+    speeds = {"unsorted": 1.0, "graphs": 0.5, "engine": 0.25}
     measured = [
         Measured(Variant(name, name, lambda shop: None, None), way, 0.0, 1.0, None, "flash", [speeds[name]] * 5,
                  [0.1] * 5, [np.eye(2)])

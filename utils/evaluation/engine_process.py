@@ -98,13 +98,13 @@ class EngineProcess:
 
     def logits(self, engine: str, texts: Sequence[str], size: int) -> np.ndarray:
         """Return the logits of the texts in their order, from batches of `size` of similar length."""
-        found: np.ndarray = self._ask("logits", engine, list(texts), size)
-        return found
+        logits: np.ndarray = self._ask("logits", engine, list(texts), size)
+        return logits
 
     def rise(self, engine: str, texts: Sequence[str], size: int) -> int | None:
         """Return by how many bytes the process grows at most while it computes; None where that cannot be known."""
-        found: int | None = self._ask("rise", engine, list(texts), size)
-        return found
+        rise: int | None = self._ask("rise", engine, list(texts), size)
+        return rise
 
     def close(self) -> None:
         """End the process."""
@@ -206,8 +206,8 @@ class _Serving:
         for rows in batches:
             batch = collate(tokens, rows, self._tokenizer.pad_token_id or 0, CPU)
             parts.append(session(batch.input_ids.numpy(), batch.attention_mask.numpy()))
-        found = np.concatenate(parts).astype(np.float32, copy=False)
-        return found[np.argsort(np.concatenate(batches))]
+        logits = np.concatenate(parts).astype(np.float32, copy=False)
+        return logits[np.argsort(np.concatenate(batches))]
 
     def rise(self, engine: str, texts: list[str], size: int) -> int | None:
         meter = MemoryMeter(CPU)

@@ -140,10 +140,10 @@ def _fastest(
         record = structs.replace(record, reason="; ".join([*reasons, *choice.reasons, f"{said}: no sure gain"]))
         return Chosen(record)
     after = int(convert_s * len(texts) / float((own_s - engine_s).mean())) + 1
-    told = f"{said} as {own.options.precision.replace('_', ' ')} here"
+    reason = f"{said} as {own.options.precision.replace('_', ' ')} here"
     if convert_s:
-        told += f"; converting took {convert_s:.0f} s, won back after {after:,} texts"
-    record = structs.replace(record, name=name, reason=told, won_back_after_texts=after)
+        reason += f"; converting took {convert_s:.0f} s, won back after {after:,} texts"
+    record = structs.replace(record, name=name, reason=reason, won_back_after_texts=after)
     return Chosen(record, engine, report, file, Converted(_version(name), _sha256(file)))
 
 
@@ -224,10 +224,10 @@ class _Workplace:
 
     def _receipt(self, folder: Path) -> dict[str, str]:
         try:
-            found = json.loads((folder / RECEIPT).read_bytes())
+            receipt = json.loads((folder / RECEIPT).read_bytes())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return receipt if isinstance(receipt, dict) else {}
 
     def _folder(self, name: str) -> Path:
         """Return the folder of a library's files: of this model, these versions and these texts for the ranges."""

@@ -69,9 +69,9 @@ def _proven_parts(
     identity = plan.identity
     rows.require_planned(dataset, identity)
     positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
-    places = None  # in the seeded order, of each row of the dataset
+    of_all = None  # in the seeded order, of each row of the dataset
     if identity.sample_seed is not None:
-        places = np.argsort(rows.seeded_order(identity.dataset_rows, identity.sample_seed))
+        of_all = np.argsort(rows.seeded_order(identity.dataset_rows, identity.sample_seed))
     for shard in plan.shards:
         texts = rows.read(dataset, shard, positions).texts
         part = parts.load(folder, plan, shard)
@@ -81,7 +81,7 @@ def _proven_parts(
             )
         if fault := tasks.of(identity.task).fault(part.table, len(identity.labels)):
             raise PipelineError(f"{folder.part(shard.id)}: {fault}")
-        ranks = None if places is None or positions is None else places[positions[shard.start : shard.stop]]
+        ranks = None if of_all is None or positions is None else of_all[positions[shard.start : shard.stop]]
         yield part, texts, ranks
 
 
@@ -167,7 +167,7 @@ def occupancy(records: Sequence[parts.Record]) -> FullDataset:
 
 def _added_up(spans: Iterable[tuple[Hashable, Span]]) -> float:
     """Return the busy seconds of each place, added up."""
-    places: defaultdict[Hashable, list[Span]] = defaultdict(list)
-    for place, span in spans:
-        places[place].append(span)
-    return sum(busy_seconds(spans) for spans in places.values())
+    by_owner: defaultdict[Hashable, list[Span]] = defaultdict(list)
+    for owner, span in spans:
+        by_owner[owner].append(span)
+    return sum(busy_seconds(spans) for spans in by_owner.values())

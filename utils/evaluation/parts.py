@@ -94,8 +94,8 @@ def load(folder: EvaluationFolder, plan: Plan, shard: Shard) -> Part | None:
         return None
     table = read(content)
     labels = None if table["label"].null_count else table["label"].to_numpy()
-    found = rows_sha256(table["row_id"].to_numpy(), labels, record.texts_sha256)
-    return Part(table, record) if found == shard.rows_sha256 else None
+    digest = rows_sha256(table["row_id"].to_numpy(), labels, record.texts_sha256)
+    return Part(table, record) if digest == shard.rows_sha256 else None
 
 
 def read(content: bytes) -> pa.Table:

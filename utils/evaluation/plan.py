@@ -209,20 +209,20 @@ def load(folder: EvaluationFolder) -> Plan:
     return decoded(content, str(folder.plan))
 
 
-def decoded(content: bytes, place: str) -> Plan:
+def decoded(content: bytes, name: str) -> Plan:
     """Return the plan that a file at `place` holds. Raises InputError when it is damaged or of another version."""
     try:
         record = json.loads(content)
         version = record.get("schema_version") if isinstance(record, dict) else None
         if version != SCHEMA_VERSION:
             raise InputError(
-                f"{place}: is of version {version}, this program reads {SCHEMA_VERSION}; {PLAN_COMMAND} --anew"
+                f"{name}: is of version {version}, this program reads {SCHEMA_VERSION}; {PLAN_COMMAND} --anew"
             )
         plan = msgspec.convert(record, Plan)
     except (ValueError, RecursionError) as error:  # as msgspec's is
-        raise InputError(f"{place}: cannot be read ({error}); {PLAN_COMMAND} --anew") from None
+        raise InputError(f"{name}: cannot be read ({error}); {PLAN_COMMAND} --anew") from None
     if plan.fingerprint != record.get("fingerprint"):
-        raise InputError(f"{place}: was edited or damaged, its fingerprint differs; {PLAN_COMMAND} --anew")
+        raise InputError(f"{name}: was edited or damaged, its fingerprint differs; {PLAN_COMMAND} --anew")
     return plan
 
 
@@ -242,15 +242,15 @@ def require_same(plan: Plan, wanted: Identity, folder: EvaluationFolder) -> None
         )
 
 
-def _differing(place: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:
+def _differing(path: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:
     for name in dict.fromkeys([*old, *new]):
         before, now = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(now, dict):
-            yield from _differing(f"{place}{name}.", before, now)
+            yield from _differing(f"{path}{name}.", before, now)
         elif isinstance(before, tuple) and isinstance(now, tuple) and (words := _told_apart(before, now)):
-            yield f"{place}{name} {words}"
+            yield f"{path}{name} {words}"
         elif before != now:
-            yield f"{place}{name} is {_shown(now)}, planned was {_shown(before)}"
+            yield f"{path}{name} is {_shown(now)}, planned was {_shown(before)}"
 
 
 def _told_apart(before: Sequence[object], now: Sequence[object]) -> str:

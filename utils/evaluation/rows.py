@@ -37,11 +37,11 @@ class Extremes:
             raise PipelineError(f"{span(rows[0].row_id, rows[-1].row_id)}: {error}") from error
         self.tokens += int(lengths.sum())
         for row, length in zip(rows, lengths.tolist(), strict=True):
-            for kept, place in ((self._shortest, -length), (self._longest, length)):
+            for kept, key in ((self._shortest, -length), (self._longest, length)):
                 if len(kept) < self._count:
-                    heapq.heappush(kept, (place, row.offset))
-                elif place > kept[0][0]:
-                    heapq.heapreplace(kept, (place, row.offset))
+                    heapq.heappush(kept, (key, row.offset))
+                elif key > kept[0][0]:
+                    heapq.heapreplace(kept, (key, row.offset))
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -89,12 +89,12 @@ def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | 
 def require_planned(path: Path, identity: Identity) -> None:
     """Raise InputError unless the dataset at `path` has just the bytes that are planned for."""
     try:
-        found = contents.sha256(path)
+        digest = contents.sha256(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
-    if found != identity.dataset_sha256:
+    if digest != identity.dataset_sha256:
         raise InputError(
-            f"{path}: has changed under the evaluation (sha256 {found[:12]}, planned was "
+            f"{path}: has changed under the evaluation (sha256 {digest[:12]}, planned was "
             f"{identity.dataset_sha256[:12]}); {RESTORE}"
         )
 

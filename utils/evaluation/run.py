@@ -290,8 +290,8 @@ def _set_aside(run: Run) -> str | None:
         raise InputError(
             f"{folder.path}: is not an evaluation of ours; nothing was moved. Choose another output.results_dir"
         )
-    places = [set_aside([_folder(run).path], run.layout), store and store.set_aside()]
-    return " and ".join(str(place) for place in places if place) or None
+    paths = [set_aside([_folder(run).path], run.layout), store and store.set_aside()]
+    return " and ".join(str(path) for path in paths if path) or None
 
 
 def _store(run: Run) -> Storage | None:

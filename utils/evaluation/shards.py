@@ -72,10 +72,10 @@ class ShardPredictor:
                 f"the converted model of the plan is refused here: {error}; `{plan.PLAN_COMMAND} --anew`"
             ) from error
         planned = _way(choices.strategy, choices.trim, choices.compile)
-        found = _way(self._predictor.strategy, self._predictor.trim, self._predictor.compiled)
-        if found != planned:
+        way = _way(self._predictor.strategy, self._predictor.trim, self._predictor.compiled)
+        if way != planned:
             raise PipelineError(
-                f"the plan computes by the strategy '{planned}', which the self-check refuses here for '{found}'"
+                f"the plan computes by the strategy '{planned}', which the self-check refuses here for '{way}'"
                 f"{''.join(f'; {doubt}' for doubt in self._predictor.doubts)}. "
                 f"Plan on this machine, `{plan.PLAN_COMMAND} --anew`"
             )
@@ -218,10 +218,10 @@ class _Begun:
 
 def _require_planned_machine(made: plan.Plan, device: torch.device) -> None:
     """Raise InputError where bytes may differ from those of the planning machine: by processor, packages or code."""
-    found = plan.differences(made.identity, structs.replace(made.identity, **planning.machine(device)))
-    if found:
+    differing = plan.differences(made.identity, structs.replace(made.identity, **planning.machine(device)))
+    if differing:
         raise InputError(
-            f"{platform.node()} is not such a machine as was planned for: {'; '.join(found)}. Workers need the "
+            f"{platform.node()} is not such a machine as was planned for: {'; '.join(differing)}. Workers need the "
             "processor, the packages, the settings and the code of the machine that planned: bring its environment "
             f"here, or plan on a machine like the workers, `{plan.PLAN_COMMAND} --anew`"
         )

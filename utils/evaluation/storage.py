@@ -103,15 +103,15 @@ class Storage:
         self.pull_plan(folder)
         return theirs
 
-    def fetch_inputs(self, place: Path) -> Path:
-        """Return the path of a plan below `place`: the plan of the store, with copies of its dataset and model.
+    def fetch_inputs(self, root: Path) -> Path:
+        """Return the path of a plan below `root`: the plan of the store, with copies of its dataset and model.
 
         Raises InputError when there is none, or when the copies are not what was planned.
         """
-        with FileLock(place / ".inputs.lock", timeout=FETCHED_S, fallback_to_soft=False):
-            self.pull_plan(EvaluationFolder(place))
-            made = plans.load(EvaluationFolder(place))
-            folder = EvaluationFolder(place / f"evaluation-{made.fingerprint[:16]}")
+        with FileLock(root / ".inputs.lock", timeout=FETCHED_S, fallback_to_soft=False):
+            self.pull_plan(EvaluationFolder(root))
+            made = plans.load(EvaluationFolder(root))
+            folder = EvaluationFolder(root / f"evaluation-{made.fingerprint[:16]}")
             if not folder.plan.exists():
                 places = self._fetched(made, folder.path)
                 plans.save(structs.replace(made, places=places), folder)  # last: where it is, the copies are
@@ -120,12 +120,12 @@ class Storage:
     def pull(self, folder: EvaluationFolder, shards: Sequence[int]) -> set[int]:
         """Copy the parts into `folder` that it lacks and the store has; return the ids of their shards."""
         absent = [shard for shard in shards if not (folder.part(shard).exists() and folder.cost(shard).exists())]
-        found: set[int] = set()
+        pulled: set[int] = set()
         for start in range(0, len(absent), AT_ONCE):
             some = absent[start : start + AT_ONCE]
             got = self._get({path.name: path for shard in some for path in (folder.cost(shard), folder.part(shard))})
-            found |= {shard for shard in some if folder.part(shard).name in got}
-        return found
+            pulled |= {shard for shard in some if folder.part(shard).name in got}
+        return pulled
 
     def push(self, folder: EvaluationFolder, receipt: Receipt, pulled: set[int]) -> None:
         """Copy what a shard left into the store, the part last, unless the store has it or another runner brings it."""
@@ -155,14 +155,14 @@ class Storage:
     def _get(self, paths: Mapping[str, Path]) -> set[str]:
         """Copy those of the named files to their paths that are there; return their names."""
         names = {self._at(name): name for name in paths}
-        found = self._system.cat(list(names), on_error="return") if names else {}
-        for where, content in found.items():
+        contents = self._system.cat(list(names), on_error="return") if names else {}
+        for where, content in contents.items():
             if isinstance(content, FileNotFoundError):
                 continue
             if isinstance(content, Exception):
                 raise content
             files.write_bytes(paths[names[where]], content)
-        return {names[where] for where, content in found.items() if not isinstance(content, Exception)}
+        return {names[where] for where, content in contents.items() if not isinstance(content, Exception)}
 
     def _names(self, folder: str) -> list[str]:
         """Return the names of what is in a folder of the store, in order."""
@@ -173,7 +173,7 @@ class Storage:
             return []
 
     def _move(self, names: Sequence[str], folder: str) -> None:
-        sources, targets = ([self._at(f"{place}{name}") for name in names] for place in ("", f"{folder}/"))
+        sources, targets = ([self._at(f"{prefix}{name}") for name in names] for prefix in ("", f"{folder}/"))
         if self._is_local:
             Path(self._at(folder)).mkdir(parents=True, exist_ok=True)
             for source, target in zip(sources, targets, strict=True):

@@ -16,7 +16,7 @@ from boundby.formatting import Missing
 from boundby.inference import BUDGET_ROUNDS as SEARCH_ROUNDS
 from boundby.inference import (
     Predictor,
-    can_prepare,
+    can_prepack,
     check_rows,
     compile_seconds,
     in_dtype,
@@ -35,9 +35,9 @@ ALONE = 16  # texts that are timed one by one
 BATCHES = 2  # full ones of the largest budget that the texts of a search must make
 LEAST_BUDGET = 256
 SMALLER = 4  # times fewer tokens in the batch that tells what a batch costs beside its tokens
-# Shares of the time that prepared weights save on a CPU: 0.11 to 0.16 were measured (docs/decisions.md, and
+# Shares of the time that prepacked weights save on a CPU: 0.11 to 0.16 were measured (docs/decisions.md, and
 # docs/measurements/2026-11-23-cpu-variants.md).
-PREPARED = Interval(0.12, 0.10, 0.16)
+PREPACKED = Interval(0.12, 0.10, 0.16)
 # What compiled layers save on a CPU: gains of 0.68, 1.01, 1.03 and 1.30 were measured (docs/decisions.md). The value is
 # what that is worth where they are taken only if they save.
 COMPILED_ON_HOST = Interval(0.07, -0.47, 0.23)
@@ -83,7 +83,7 @@ def saved_by_kernels(model: Any, device: torch.device, load: Load, limits: Ceili
     the time, which is the upper end. By weights that are laid out anew on a CPU: what that saved elsewhere.
     """
     whole_s = load.seconds
-    known = [PREPARED.times(whole_s)] if can_prepare(device) else []
+    known = [PREPACKED.times(whole_s)] if can_prepack(device) else []
     in_use = limits.configured("float32") if limits else None
     wanted = fast_float32_products(device)
     coarser = (
@@ -165,9 +165,9 @@ def guard_in_full_batches(predictor: Predictor, model: Any, texts: Sequence[str]
     batch = full_batch(predictor, texts)
     tokens = predictor.tokenize(batch)
     rows = check_rows(tokens.lengths)
-    found = predictor.with_guard_margin(0.0).predict_tokens(tokens).logits[rows]
+    logits = predictor.with_guard_margin(0.0).predict_tokens(tokens).logits[rows]
     reference = one_by_one(in_dtype(model, torch.float32), tokens, rows)
-    return guard(float(np.abs(found - reference).max()), float(np.abs(reference).max()))
+    return guard(float(np.abs(logits - reference).max()), float(np.abs(reference).max()))
 
 
 def choose_budget(predictor: Predictor, texts: Sequence[str], load: Load) -> Budget:
@@ -251,8 +251,8 @@ def choose_compilation(
     if isinstance(saved, Missing):
         return Compilation(False, f"not measured: {saved.reason}")
     if saved and saved.value <= cost_s:
-        told = f"trying it takes about {cost_s:.0f} s, and it is predicted to save {_seconds(saved)} of {whole_s:.0f} s"
-        return Compilation(False, f"not measured: {told} per worker")
+        cost = f"trying it takes about {cost_s:.0f} s, and it is predicted to save {_seconds(saved)} of {whole_s:.0f} s"
+        return Compilation(False, f"not measured: {cost} per worker")
     measured = _measured(setting, eager, compiled(), texts, whole_s)
     if setting == "on" and not measured.on:
         raise PipelineError(f"evaluation.compile=on: {measured.reason}; leave it at auto")
@@ -263,8 +263,8 @@ def _measured(setting: str, eager: Predictor, compiled: Predictor, texts: Sequen
     if compiled.check.compile_s is None:
         return Compilation(False, compiled.doubts[-1])
     tokens = eager.tokenize(texts)
-    expected, found = eager.predict_tokens(tokens), compiled.predict_tokens(tokens)
-    different = int((expected.labels != found.labels).sum())
+    expected, given = eager.predict_tokens(tokens), compiled.predict_tokens(tokens)
+    different = int((expected.labels != given.labels).sum())
     if different:
         return Compilation(False, f"not compiled: {different} of {len(texts)} texts get another label")
     ways = (eager, compiled)
@@ -274,18 +274,18 @@ def _measured(setting: str, eager: Predictor, compiled: Predictor, texts: Sequen
     saved = Interval(*(whole_s * (1 - 1 / factor) for factor in (gain.value, gain.low, gain.high)))
     cost_s = compiled.check.compile_s
     pays = saved.low > cost_s
-    told = f"compiling takes {cost_s:.0f} s and saves {_seconds(saved)} of about {whole_s:.0f} s per worker"
+    reason = f"compiling takes {cost_s:.0f} s and saves {_seconds(saved)} of about {whole_s:.0f} s per worker"
     if setting == "on":
-        told = f"evaluation.compile=on: {told}"
+        reason = f"evaluation.compile=on: {reason}"
     elif not pays:
-        told = f"{told}, not surely more than that"
+        reason = f"{reason}, not surely more than that"
     return Compilation(
         pays or setting == "on",
-        told,
+        reason,
         cost_s,
         compiled_s,
         eager_s,
-        float(np.abs(expected.logits - found.logits).max()),
+        float(np.abs(expected.logits - given.logits).max()),
     )
 
 

@@ -89,7 +89,7 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
         probe,
         timer.clock,
         run.args.trust_remote_code,
-        by_length=sorted((rows.texts[place] for place in rounds.usual_part(lengths)), key=len),
+        by_length=sorted((rows.texts[row] for row in rounds.usual_part(lengths)), key=len),
         calibration=_spread(rows.texts, MOST_CALIBRATION),
         folder=run.layout.engines,
     )
@@ -101,22 +101,22 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
             made, refused = rounds.make(
                 listed, shop, timer, deadline, lambda text: progress.advance(1, text), steps.given_up("05", run.layout)
             )
-        found = Comparison(rows, receipt.rows, made, refused)
-        found.doubts += [str(Doubt("disturbed", text)) for text in shop.doubts]
-        found.operators = operators.replay(made, shop.pack(), len(probe), timer, device, deadline)
+        comparison = Comparison(rows, receipt.rows, made, refused)
+        comparison.doubts += [str(Doubt("disturbed", text)) for text in shop.doubts]
+        comparison.operators = operators.replay(made, shop.pack(), len(probe), timer, device, deadline)
         left, most = deadline - timer.clock(), settings.rows or len(rows)
         parts = rounds.parts_of(lengths, made, len(probe), left, most)
-        _measure(run, found, parts, timer, deadline)
+        _measure(run, comparison, parts, timer, deadline)
     finally:
         shop.close()
-    document = _document(run, shop, found, listed, verdict)
+    document = _document(run, shop, comparison, listed, verdict)
     document["seconds"] = timer.clock() - start
-    files.write_csv(run.layout.changed_labels, _changed(found, loaded), CHANGED)
+    files.write_csv(run.layout.changed_labels, _changed(comparison, loaded), CHANGED)
     files.write_csv(
         run.layout.variants_table, [_flat(row, document["batch_size"] == 1) for row in document["variants"]], TABLE
     )
     files.write_json(run.layout.variants, document)
-    for refusal in found.refused.values():
+    for refusal in comparison.refused.values():
         if refusal.lost:
             raise refusal.lost
     return document
@@ -137,8 +137,8 @@ def as_compared(listed: Sequence[Variant], own: str) -> list[Variant]:
 def _spread(texts: Sequence[str], number: int) -> list[str]:
     """Return texts spread over the lengths of all, the shortest and the longest among them."""
     by_length = sorted(texts, key=len)
-    places = np.unique(np.linspace(0, len(by_length) - 1, min(number, len(by_length))).round().astype(int))
-    return [by_length[place] for place in np.random.default_rng(0).permutation(places).tolist()]
+    indexes = np.unique(np.linspace(0, len(by_length) - 1, min(number, len(by_length))).round().astype(int))
+    return [by_length[index] for index in np.random.default_rng(0).permutation(indexes).tolist()]
 
 
 def _baseline(layout: Layout) -> tuple[Verdict | None, int | None]:
@@ -152,9 +152,9 @@ def _baseline(layout: Layout) -> tuple[Verdict | None, int | None]:
     return (row.get("verdict") if row else None), size
 
 
-def _measure(run: Run, found: Comparison, parts: Sequence[np.ndarray], timer: Timer, deadline: float) -> None:
+def _measure(run: Run, comparison: Comparison, parts: Sequence[np.ndarray], timer: Timer, deadline: float) -> None:
     """Let the variants take turns, and note what else used the machine meanwhile."""
-    texts = [[found.rows.texts[position] for position in part] for part in parts]
+    texts = [[comparison.rows.texts[position] for position in part] for part in parts]
     device = pick_device(run.config.model.device)
     watch = instruments.watch(device).start()
     with run.progress(None, "compare the variants") as progress:
@@ -162,22 +162,22 @@ def _measure(run: Run, found: Comparison, parts: Sequence[np.ndarray], timer: Ti
         def told(number: int) -> None:
             progress.advance(1, f"round {number}")
 
-        made, refused, taken = rounds.take_turns(found.made, texts, timer, deadline, told)
+        made, refused, taken = rounds.take_turns(comparison.made, texts, timer, deadline, told)
     seen = watch.stop().disturbances(busy_threads(device))
-    found.doubts += [str(Doubt("disturbed", disturbance.text)) for disturbance in seen if disturbance.is_passing]
-    found.made, found.sizes = made, [len(parts[part]) for part in taken]
-    found.refused |= refused
-    found.rows = found.rows.take(np.concatenate(parts[: len(set(taken))]))
+    comparison.doubts += [str(Doubt("disturbed", disturbance.text)) for disturbance in seen if disturbance.is_passing]
+    comparison.made, comparison.sizes = made, [len(parts[part]) for part in taken]
+    comparison.refused |= refused
+    comparison.rows = comparison.rows.take(np.concatenate(parts[: len(set(taken))]))
 
 
 def _document(
-    run: Run, shop: Workshop, found: Comparison, listed: Sequence[Variant], verdict: Verdict | None
+    run: Run, shop: Workshop, comparison: Comparison, listed: Sequence[Variant], verdict: Verdict | None
 ) -> Variants:
     settings, price = run.config.variants, run.config.pod.price_per_hour
-    measured = {timed.variant.name: _row(timed, found, verdict) for timed in found.made}
-    candidates = [_candidate(timed, found) for timed in found.made]
-    own = next((timed.way for timed in found.made if timed.variant.name == PACKED), None)
-    factors = {(a.variant.name, b.variant.name): a.over(b) for a in found.made for b in found.made}
+    measured = {timed.variant.name: _row(timed, comparison, verdict) for timed in comparison.made}
+    candidates = [_candidate(timed, comparison) for timed in comparison.made]
+    own = next((timed.way for timed in comparison.made if timed.variant.name == PACKED), None)
+    factors = {(a.variant.name, b.variant.name): a.over(b) for a in comparison.made for b in comparison.made}
     chosen = recommend(candidates, factors, Tolerance(settings.min_agreement, settings.max_accuracy_drop))
     for candidate in candidates:
         row = measured[candidate.name]
@@ -191,26 +191,26 @@ def _document(
         "device": shop.loaded.device.type,
         "threads": rounds.threads(),
         "batch_size": shop.batch_size,
-        "texts": len(found.rows),
-        "dataset_rows": found.dataset_rows,
-        "rounds": len(found.sizes),
+        "texts": len(comparison.rows),
+        "dataset_rows": comparison.dataset_rows,
+        "rounds": len(comparison.sizes),
         "seconds": 0.0,
         "min_agreement": settings.min_agreement,
         "max_accuracy_drop": settings.max_accuracy_drop,
         "variants": [
-            measured.get(variant.name) or _refused(variant, own, found.refused[variant.name]) for variant in listed
+            measured.get(variant.name) or _refused(variant, own, comparison.refused[variant.name]) for variant in listed
         ],
         "recommended": _as_recommended(chosen, listed, measured),
-        "doubts": found.doubts,
+        "doubts": comparison.doubts,
     }
 
 
-def _row(timed: Measured, found: Comparison, verdict: Verdict | None) -> VariantRow:
+def _row(timed: Measured, comparison: Comparison, verdict: Verdict | None) -> VariantRow:
     """Return what is known of one variant but for what the rule says of it."""
-    variant, reference = timed.variant, found.reference
-    base = next((other for other in found.made if other.variant.name == variant.base), None)
-    report = found.reports[variant.name]
-    speed = timed.texts_per_s(found.sizes)
+    variant, reference = timed.variant, comparison.reference
+    base = next((other for other in comparison.made if other.variant.name == variant.base), None)
+    report = comparison.reports[variant.name]
+    speed = timed.texts_per_s(comparison.sizes)
     predicted, at_most, tried = _foretold(variant.fix, verdict)
     return {
         "name": variant.name,
@@ -231,10 +231,14 @@ def _row(timed: Measured, found: Comparison, verdict: Verdict | None) -> Variant
         "disk_bytes": timed.way.disk_bytes,
         "extra_bytes": timed.extra_bytes,
         "one_off_s": timed.one_off_s,
-        "won_back_after_texts": won_back_after(timed.one_off_s, speed.value, reference.texts_per_s(found.sizes).value),
+        "won_back_after_texts": won_back_after(
+            timed.one_off_s, speed.value, reference.texts_per_s(comparison.sizes).value
+        ),
         "exactness": report.as_dict(),  # type: ignore[typeddict-item]
         "changed": report.rows - report.same_labels,
-        "operators": reasons.beside(found.operators.get(variant.base or ""), found.operators.get(variant.name)),
+        "operators": reasons.beside(
+            comparison.operators.get(variant.base or ""), comparison.operators.get(variant.name)
+        ),
         "attention_backend": known(timed.attention),
         "attention_backend_reason": timed.attention.reason if isinstance(timed.attention, Missing) else None,
         "program": list(timed.way.program),
@@ -253,12 +257,12 @@ def _foretold(fix: Fix | None, verdict: Verdict | None) -> tuple[Span | None, fl
     return (gain.predicted and _span(gain.predicted), gain.at_most, None) if gain else (None, None, None)
 
 
-def _candidate(timed: Measured, found: Comparison) -> Candidate:
+def _candidate(timed: Measured, comparison: Comparison) -> Candidate:
     return Candidate(
         timed.variant.name,
-        timed.texts_per_s(found.sizes).value,
+        timed.texts_per_s(comparison.sizes).value,
         timed.one_off_s,
-        found.reports[timed.variant.name],
+        comparison.reports[timed.variant.name],
         timed.variant.kind,
         timed.variant.settings is not None or bool(timed.way.program),
     )
@@ -295,21 +299,21 @@ def _refused(variant: Variant, own: Way | None, refusal: Refusal) -> VariantRow:
     }
 
 
-def _changed(found: Comparison, loaded: LoadedModel) -> Iterator[dict[str, object]]:
+def _changed(comparison: Comparison, loaded: LoadedModel) -> Iterator[dict[str, object]]:
     """Yield the texts to which a variant gives another label than the reference does."""
     names = loaded.model.config.id2label
-    own = np.concatenate(found.reference.logits).argmax(axis=1)
-    for timed in found.made:
+    own = np.concatenate(comparison.reference.logits).argmax(axis=1)
+    for timed in comparison.made:
         theirs = np.concatenate(timed.logits).argmax(axis=1)
         for row in np.flatnonzero(own != theirs).tolist():
-            label = None if found.rows.labels is None else names[int(found.rows.labels[row])]
+            label = None if comparison.rows.labels is None else names[int(comparison.rows.labels[row])]
             yield {
                 "variant": timed.variant.name,
-                "row_id": int(found.rows.row_ids[row]),
+                "row_id": int(comparison.rows.row_ids[row]),
                 "label": label,
                 "in_float32": names[int(own[row])],
                 "in_variant": names[int(theirs[row])],
-                "text": found.rows.texts[row],
+                "text": comparison.rows.texts[row],
             }
 
 

@@ -13,12 +13,12 @@ from boundby.bound import Instruments, OnDevice, OnHost, Recording, program, rec
 from boundby.capture import quiet_kineto
 from boundby.machine import device_queue, is_host, naming_loss, raise_if_lost
 from boundby.timing import Timer, Work
-from utils.variants.reasons import ATTENTION, BETWEEN, CALLS, OTHER, PRODUCTS, ROUNDING, Operators
+from utils.variants.reasons import ATTENTION, BETWEEN, DISPATCH, MATMUL, OTHER, QUANTIZATION, Operators
 from utils.variants.rounds import Measured
 
 # All else is one kind, normalisation too: one variant adds and normalises in one operator, another in seven.
 NAMED = {
-    PRODUCTS: ("mm", "addmm", "linear", "_linear_pointwise", "_mkl_linear", "qlinear_pointwise"),
+    MATMUL: ("mm", "addmm", "linear", "_linear_pointwise", "_mkl_linear", "qlinear_pointwise"),
     ATTENTION: (
         "scaled_dot_product",
         "_varlen_attn",
@@ -55,11 +55,11 @@ class _Replayed:
 
     def operators(self) -> Operators:
         """Return the seconds by kind: the least of all rounds, since others interrupt most of them."""
-        found: Operators = {}
+        by_kind: Operators = {}
         for kind, seconds in zip(self.kinds, zip(*(parts for _, parts in self.seconds), strict=True), strict=True):
-            found[kind] = found.get(kind, 0.0) + min(seconds)
+            by_kind[kind] = by_kind.get(kind, 0.0) + min(seconds)
         forward_s = min(forward for forward, _ in self.seconds)
-        return found | {self.rest: max(0.0, forward_s - sum(found.values()))}
+        return by_kind | {self.rest: max(0.0, forward_s - sum(by_kind.values()))}
 
 
 def replay(
@@ -106,7 +106,7 @@ def _ready(timed: Measured, texts: Sequence[str], instruments: Instruments, devi
             gpu = None if is_host(device) else device.type
             kinds = [kind for kind, _ in _watched(work, gpu)]  # compiles for these shapes
             watched = partial(_seconds, work, gpu, kinds)
-            return _Replayed(timed, work, watched, kinds, BETWEEN) if PRODUCTS in kinds else None
+            return _Replayed(timed, work, watched, kinds, BETWEEN) if MATMUL in kinds else None
         try:
             recording = record(work)
             own = program(recording)
@@ -114,13 +114,13 @@ def _ready(timed: Measured, texts: Sequence[str], instruments: Instruments, devi
         except (RuntimeError, ValueError) as error:
             raise_if_lost(error)
             return None
-    return _Replayed(timed, work, partial(instruments.marked, own.marked), list(_kinds(recording)), CALLS)
+    return _Replayed(timed, work, partial(instruments.marked, own.marked), list(_kinds(recording)), DISPATCH)
 
 
 def _seconds(work: Work, gpu: str | None, kinds: Sequence[str]) -> list[float] | None:
     """Return what each product and attention takes; None where they are not of these kinds now."""
-    found = _watched(work, gpu)
-    return [seconds for _, seconds in found] if [kind for kind, _ in found] == kinds else None
+    watched = _watched(work, gpu)
+    return [seconds for _, seconds in watched] if [kind for kind, _ in watched] == kinds else None
 
 
 def _watched(work: Work, gpu: str | None) -> list[tuple[str, float]]:
@@ -131,7 +131,7 @@ def _watched(work: Work, gpu: str | None) -> list[tuple[str, float]]:
     return [
         (kind, (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1e6)
         for kind, event in seen
-        if kind in (PRODUCTS, ATTENTION)
+        if kind in (MATMUL, ATTENTION)
     ]
 
 
@@ -139,8 +139,8 @@ def _kinds(recording: Recording) -> Iterator[str]:
     names = [step.name.rpartition("::")[2] for step in recording.steps]
     has_eight_bits = "qlinear_pointwise" in names
     for name, step in zip(names, recording.steps, strict=True):
-        is_rounding = has_eight_bits and name in EIGHT_BITS
-        yield CALLS if step.load is None else ROUNDING if is_rounding else _kind(name)
+        is_quantization = has_eight_bits and name in EIGHT_BITS
+        yield DISPATCH if step.load is None else QUANTIZATION if is_quantization else _kind(name)
 
 
 def _kind(name: str) -> str:

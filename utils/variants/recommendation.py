@@ -7,7 +7,7 @@ from typing import Literal
 from boundby.inference import ExactnessReport
 from boundby.work import Interval
 
-Kind = Literal["same_arithmetic", "coarser", "other_model"]
+Kind = Literal["same_arithmetic", "reduced", "other_model"]
 MILLION = 1_000_000
 AS_GOOD = 1.02  # of the throughput: a simpler variant that may be this close is taken instead
 

@@ -197,7 +197,7 @@ def parts_of(
     chosen = np.linspace(0, texts, min(most, texts), endpoint=False).astype(int)
     number = min(len(chosen), max(LEAST_ROUNDS, math.ceil(len(chosen) / max(LEAST_PART, affordable))))
     parts = _dealt(chosen, lengths, number)
-    return [parts[place] for place in np.random.default_rng(0).permutation(number).tolist()]
+    return [parts[index] for index in np.random.default_rng(0).permutation(number).tolist()]
 
 
 def _dealt(chosen: np.ndarray, lengths: np.ndarray, number: int) -> list[np.ndarray]:
@@ -256,16 +256,16 @@ def take_turns(
 
 
 def _one_round(timed: Measured, texts: Sequence[str], timer: Timer, *, is_first: bool) -> None:
-    found: list[np.ndarray] = []
+    answers: list[np.ndarray] = []
     singles = texts[:: max(1, len(texts) // LATENCY_TEXTS)][:LATENCY_TEXTS]
     with timed.way.setting():
         timed.way.logits(texts[:1])  # threads and settings were those of another one
-        spent = timer.isolated(lambda: found.append(_finite(timed.way, texts)))
+        spent = timer.isolated(lambda: answers.append(_finite(timed.way, texts)))
         waits = [timer.isolated(lambda text=text: timed.way.logits([text])) for text in singles]  # type: ignore[misc]
     timed.seconds.append(spent)
     timed.single_s.append(float(np.median(waits)))
     if is_first:
-        timed.logits += found
+        timed.logits += answers
 
 
 def _are_narrow(made: Sequence[Measured]) -> bool:

@@ -76,7 +76,11 @@ def variants(device: torch.device) -> list[Variant]:
     name, listed, base, kind = str(dtype).removeprefix("torch."), list[Variant](), SORTED, "same_arithmetic"
     if dtype != torch.float32:
         plain, fix = partial(_changed, Change("")), Fix("dtype", {"dtype": name})
-        listed, base, kind = [Variant(HALF, f"{name}, by length", plain, SORTED, fix, kind="coarser")], HALF, "coarser"
+        listed, base, kind = (
+            [Variant(HALF, f"{name}, sorted by length", plain, SORTED, fix, kind="reduced")],
+            HALF,
+            "reduced",
+        )
     return listed + [
         Variant(key, f"{name}, {change.words}", partial(_changed, change), base, change.fix, setup_s=change.setup_s,
                 require=change.check, kind=change.kind or kind)
@@ -121,7 +125,7 @@ def _opening(shop: Workshop, dtype: torch.dtype, size: int) -> tuple[str, ...]:
     return (
         "import torch; from transformers import AutoModelForSequenceClassification",
         f"model = AutoModelForSequenceClassification.{loaded}",
-        f"# texts by length, padded on the right, in batches of {size}, under torch.inference_mode()",
+        f"# texts sorted by length, padded on the right, in batches of {size}, under torch.inference_mode()",
     )
 
 
@@ -193,11 +197,11 @@ def _replayed(model: Any, shop: Workshop, size: int) -> Compute:
             except CaptureLeftoverError:
                 shop.doubts.append(LEFTOVER)
                 raise
-        own_ids, own_mask, graph, found = kept[shape]
+        own_ids, own_mask, graph, answer = kept[shape]
         own_ids.copy_(ids)
         own_mask.copy_(mask)
         graph.replay()
-        return found[0]
+        return answer[0]
 
     for batch in _shapes(shop, size):
         replay(batch)
@@ -382,7 +386,7 @@ CHANGES = {
         ),
         _to_float8,
         check=partial(_require_package, "torchao"),
-        kind="coarser",
+        kind="reduced",
     ),
     "compiled_reduce_overhead": _compiler("reduce-overhead", COMPILE_S, _require_graphs),
     "compiled_max_autotune": _compiler("max-autotune", AUTOTUNE_S, _require_compiler),

@@ -26,7 +26,7 @@ from boundby.inference import (
     Predictor,
     PredictorOptions,
     batches_in_order,
-    can_prepare,
+    can_prepack,
     collate,
     forward,
     rotary_of,
@@ -61,9 +61,9 @@ RefusalKind = Literal[
     "no_space",
     "failed",
 ]
-REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: others are compared with them
+REFERENCE, PACKED = "unsorted", "packed"  # which are always there: others are compared with them
 SORTED = "sorted"
-UNPADDED, ONE_BY_ONE = "without padding", "one text at a time"
+ONE_BY_ONE = "one text at a time"
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
 ENGINE_SIZES = (16, 32, 64, 128)
 SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
@@ -153,15 +153,15 @@ class Workshop:
             raise self.failed[library]
         if wrong := obstacle(self.loaded, self.folder):
             raise Refused(*wrong)
-        place, process = self.folder / library, None
+        folder, process = self.folder / library, None
         try:
-            process = EngineProcess(self.loaded.source, library, self.max_length, place, self.trust_remote_code)
+            process = EngineProcess(self.loaded.source, library, self.max_length, folder, self.trust_remote_code)
             start = self.clock()
             process.convert()
         except EngineFailed as error:
             if process:
                 process.close()
-            shutil.rmtree(place, ignore_errors=True)  # what it wrote in part takes the room of others
+            shutil.rmtree(folder, ignore_errors=True)  # what it wrote in part takes the room of others
             self.failed[library] = error
             raise
         self.engines[library] = process, self.clock() - start
@@ -230,7 +230,7 @@ def variants(device: torch.device, settings: Settings, stock: Sequence[Variant] 
 
 def _unpadded(variant: Variant) -> Variant:
     """Return it by the name that the report, the card and the picture have for it."""
-    return replace(variant, words=f"{variant.words}, {UNPADDED}")
+    return replace(variant, words=f"{variant.words}, {PACKED}")
 
 
 def called(variant: Variant, way: Way | None) -> str:
@@ -242,7 +242,7 @@ def called(variant: Variant, way: Way | None) -> str:
         return variant.words
     if variant.name == REFERENCE and not way.is_padded:
         return ONE_BY_ONE
-    return variant.words.replace(UNPADDED, "padded") if way.is_padded else variant.words
+    return variant.words.replace(PACKED, "padded") if way.is_padded else variant.words
 
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
@@ -255,26 +255,26 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     fp16, fused = Fix("dtype", {"dtype": "float16"}), Fix("fuse_operators")
     any_precision = ("evaluation.precision=fastest", f"evaluation.min_agreement={min_agreement:g}")
     return [
-        Variant(REFERENCE, "padded, as they come", _as_they_come, base=None),
-        Variant(SORTED, "padded, by length", _sorted, base=REFERENCE),
-        Variant(PACKED, UNPADDED, _packed, REFERENCE, Fix("remove_padding"), settings=()),
-        Variant("float32_prepared", "prepared weights", partial(_in, "float32_prepared"), settings=(),
-                require=_require_layouts),
+        Variant(REFERENCE, "padded, unsorted", _as_they_come, base=None),
+        Variant(SORTED, "padded, sorted by length", _sorted, base=REFERENCE),
+        Variant(PACKED, PACKED, _packed, REFERENCE, Fix("remove_padding"), settings=()),
+        Variant("float32_prepacked", "prepacked weights", partial(_in, "float32_prepacked"), settings=(),
+                require=_require_prepacking),
         Variant("half_threads", fewer, partial(_with_threads, half), fix=of_threads,
                 settings=(), environment={"OMP_NUM_THREADS": str(half)}),
-        Variant("float32_fast", "coarser products", partial(_in, "float32_fast"), fix=of_products,
-                settings=(f"model.matmul_precision={coarser}",), kind="coarser"),
-        Variant("bfloat16", "bfloat16", _bfloat16, fix=bf16, settings=("model.dtype=bfloat16",), kind="coarser"),
-        Variant("float16", "float16", _float16, fix=fp16, settings=("model.dtype=float16",), kind="coarser"),
-        Variant("int8", "int8", partial(_in, "int8"), settings=any_precision, kind="coarser"),
+        Variant("float32_fast", "reduced-precision matmul", partial(_in, "float32_fast"), fix=of_products,
+                settings=(f"model.matmul_precision={coarser}",), kind="reduced"),
+        Variant("bfloat16", "bfloat16", _bfloat16, fix=bf16, settings=("model.dtype=bfloat16",), kind="reduced"),
+        Variant("float16", "float16", _float16, fix=fp16, settings=("model.dtype=float16",), kind="reduced"),
+        Variant("int8", "int8", partial(_in, "int8"), settings=any_precision, kind="reduced"),
         Variant("compiled", "compiled", partial(_compiled, "float32"), fix=fused, setup_s=COMPILE_S,
                 require=_require_compiler, settings=("evaluation.compile=on",)),
         Variant("bfloat16_compiled", "compiled bfloat16", partial(_compiled, "bfloat16"), "bfloat16", fused,
                 settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S,
-                require=_require_compiler, kind="coarser"),
+                require=_require_compiler, kind="reduced"),
         *(Variant(name, engine.words, partial(_engine, name), SORTED if name == engine.library else engine.library,
                   setup_s=ENGINE_S.get(name, 0.0), require=partial(_require_engine, engine),
-                  kind="same_arithmetic" if engine.precision == "float32" else "coarser")
+                  kind="same_arithmetic" if engine.precision == "float32" else "reduced")
           for name, engine in ENGINES.items()),
     ]  # fmt: skip
 
@@ -347,11 +347,11 @@ def padded(
             yield collate(tokens, rows, tokenizer.pad_token_id or 0, shop.loaded.device)
 
     def logits(texts: Sequence[str]) -> np.ndarray:
-        found = np.empty((len(texts), model.config.num_labels), dtype=np.float32)
+        logits = np.empty((len(texts), model.config.num_labels), dtype=np.float32)
         with torch.inference_mode():
             for batch in batches(texts):
-                found[list(batch.rows)] = run(batch)[: len(batch.rows)].float().cpu().numpy()
-        return found
+                logits[list(batch.rows)] = run(batch)[: len(batch.rows)].float().cpu().numpy()
+        return logits
 
     def work(texts: Sequence[str]) -> Work:
         made = list(batches(texts))
@@ -404,9 +404,9 @@ def _in(precision: str, shop: Workshop) -> Way:
     return replace(way, setting=partial(ALL_PRECISIONS[precision].active, shop.loaded.device))
 
 
-def _require_layouts(shop: Workshop) -> None:
-    if not can_prepare(shop.loaded.device):
-        raise Refused("not_possible", "this device has no kernels for weights that are laid out before")
+def _require_prepacking(shop: Workshop) -> None:
+    if not can_prepack(shop.loaded.device):
+        raise Refused("not_possible", "this device has no kernels for prepacked weights")
 
 
 def _bfloat16(shop: Workshop) -> Way:
@@ -488,28 +488,28 @@ def _other_model(name: str, shop: Workshop) -> Way:
 
 def _source(model: Model, shop: Workshop) -> ModelSource:
     """Return the checkpoint, fetched from the Hub where it is not on this disk. Raises Refused."""
-    place = shop.loaded.source.path.parent
+    folder = shop.loaded.source.path.parent
     try:
-        return models.locate(model, place)
+        return models.locate(model, folder)
     except InputError:
         pass
     try:
-        return fetch(model, place, trust_remote_code=shop.trust_remote_code, progress=lambda text: None)
+        return fetch(model, folder, trust_remote_code=shop.trust_remote_code, progress=lambda text: None)
     except PipelineError as error:
         raise Refused("failed", str(error).removeprefix("model.name is ")) from error
 
 
 def _same_labels(theirs: Mapping[int, str], own: Mapping[int, str]) -> list[int]:
     """Return where each of our labels stands among theirs. Raises Refused where they are not the same labels."""
-    places = {label: place for place, label in theirs.items()}
-    if set(places) != set(own.values()):
+    columns = {label: column for column, label in theirs.items()}
+    if set(columns) != set(own.values()):
         lacking, more = (
-            sorted(map(str, labels)) for labels in (set(own.values()) - set(places), set(places) - set(own.values()))
+            sorted(map(str, labels)) for labels in (set(own.values()) - set(columns), set(columns) - set(own.values()))
         )
         known = [f"lacks {_some(lacking)}"] if lacking else []
         known += [f"has {_some(more)} besides"] if more else []
         raise Refused("other_labels", f"its labels are others than this model's: it {' and '.join(known)}")
-    return [places[own[place]] for place in range(len(own))]
+    return [columns[own[column]] for column in range(len(own))]
 
 
 def _some(labels: Sequence[str], shown: int = 3) -> str:
