@@ -29,10 +29,7 @@ SPARE_MEMORY = 0.5  # of what is free, for a copy of the model
 
 @dataclass(frozen=True)
 class Subject:
-    """A classifier, the batch that is timed, and the texts by which labels are compared: some of those at `sample`.
-
-    `has_labels` False: what it returns is not the score of labels.
-    """
+    """A classifier, the batch that is timed, and the texts at `sample` whose labels are compared, if it `has_labels`."""
 
     model: Any
     tokenizer: Any
@@ -85,9 +82,9 @@ class Subject:
 
 
 def without_padding(subject: Subject) -> Candidate | Untried | None:
-    """Return the trial of the same texts packed into one row; None where the batch has no padding.
+    """Return the trial of the same texts packed; None where the batch has no padding.
 
-    The model runs in a way of its own only where that gives the logits of its own forward.
+    Making it raises ValueError where packed texts get other logits.
     """
     fix = Fix("remove_padding")
     if not subject.batch.is_padded:

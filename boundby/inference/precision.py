@@ -1,20 +1,14 @@
-"""What a model may compute in, and what that does to a matrix product on this machine.
+"""The precisions a model may compute in, and what each does to a matmul on this machine.
 
-`float32` is the model's weights in float32 by the kernels that the process has set up, the reference. `float32_fast`
-has the same weights and lets torch choose other kernels for float32 products: TF32 on a GPU, oneDNN on a CPU
-(`torch.set_float32_matmul_precision`). On one CPU that rounds as float32 does and is twice as fast, on one with AMX it
-rounds to bfloat16: so it counts as reduced precision, and `matmul_effect` measures what it is here. The setting belongs
-to the whole process; it holds during a forward and is set back afterwards.
+- `float32`: the model's weights by the kernels that the process has set up; the reference.
+- `float32_fast`: torch may use reduced-precision matmul: TF32 on a GPU, oneDNN on a CPU, which rounds to bfloat16 with
+  AMX. The setting holds during a forward (`torch.set_float32_matmul_precision`).
+- `float32_prepacked`: weights laid out once for oneDNN, activations fused; `bfloat16` on a CPU too. It rounds as
+  float32.
+- `int8`: weights scaled by output channel, inputs by the range that the check texts have. Embeddings, norms, attention
+  and head stay in float32. Ours, since torch is about to remove the tensor types of its dynamic quantization.
 
-`float32_prepacked` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
-float32 does whatever the process has set up. An activation takes no pass of its own. `bfloat16` on a CPU is prepacked
-likewise. With both, and on a GPU in every precision, root-mean-square norms are one kernel (`boundby.inference.fused`),
-where models write seven: of 24 layers some 340 launches fewer.
-
-`int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
-bits by the range that the texts of the self-check have there, so that oneDNN takes products, bias and activation in one
-pass. Embeddings, norms, attention and the head stay in float32. Torch's own dynamic quantization rests on tensor types
-that it is about to remove.
+On a GPU, and where weights are prepacked, a root-mean-square norm is one kernel (`boundby.inference.fused`), not seven.
 """
 
 import contextlib
@@ -50,12 +44,11 @@ TOLERATED_EFFECTS, LEAST_TOLERANCE, MOST_TOLERANCE = 70, 1e-4, 0.15
 
 
 class Int8Linear(nn.Module):
-    """A linear layer in eight bits on a CPU, and the activation after it in the same pass.
+    """A linear layer in int8 on a CPU, with the activation after it fused.
 
-    At first it computes in float32 and notes the range of each input; `settle` then rounds the weights, one scale for
-    each output, and fixes the scales of the inputs, so that no label depends on the texts beside it. An input whose
-    largest value is four times another's takes half of that from the weights. One whose result `feeds` another such
-    layer, and nothing else, hands it bytes.
+    It first computes in float32 and notes the range of its inputs. `settle` then rounds the weights by output and fixes
+    the input scales, so that no label depends on other texts. Large inputs pass the square root of their size on to the
+    weights. A layer whose result `feeds` only another such layer hands it bytes.
     """
 
     def __init__(self, layer: nn.Linear, activation: Any = None) -> None:
@@ -144,9 +137,9 @@ def calibrate(model: nn.Module, compute: Callable[[], object]) -> None:
 
 
 def to_int8(model: nn.Module) -> None:
-    """Put the linear layers of a working copy into int8, in place; those of the head stay as they are.
+    """Put the linear layers of a working copy into int8, in place, but for the head.
 
-    Raises ValueError where there is none, and on a device without products of eight bits.
+    Raises ValueError where there is none, or the device has no int8 matmul.
     """
     device = next(model.parameters()).device
     if not has_int8_products(device):
@@ -207,10 +200,7 @@ ACTIVATIONS = {  # as oneDNN calls them, by their class in torch or transformers
 
 @functools.cache
 def can_prepack(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
-    """Tell whether weights of this dtype can be laid out anew for this device, by doing so: not every CPU can.
-
-    The operators are torch's own and private; where they are gone, it cannot be done either.
-    """
+    """Tell whether weights of this dtype can be prepacked for this device, by trying torch's private operators."""
     if not is_host(device):
         return False
     some = torch.ones(8, 8, dtype=dtype)
@@ -252,10 +242,10 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Precision:
-    """A dtype of weights and activations, and whether float32 products may be rounded as torch's fastest kernels do.
+    """A dtype of weights and activations, and whether float32 may use reduced-precision matmul.
 
-    `convert` changes a working copy further, in place; `joins_norms`: on a GPU a norm is one kernel. With `session`
-    another library computes: token ids and mask in, logits out; dtype and `convert` then say how it rounds.
+    `convert` changes a working copy in place; `joins_norms`: on a GPU a norm is one kernel. With `session` another
+    library computes, from token ids and mask.
     """
 
     name: str
@@ -312,8 +302,7 @@ EXACT = ("float32_prepacked", "float32")  # those that round as the model's own 
 def available(device: torch.device) -> tuple[Precision, ...]:
     """Return the precisions in which this device is fast, `float32` first.
 
-    A CPU without bfloat16 products emulates them, slower than float32; one without products of eight bits, as well.
-    float16 is left out: models trained in bfloat16 overflow in it.
+    bfloat16 and int8 need matmul of their own. float16 is left out: models trained in bfloat16 overflow in it.
     """
     has = {"bfloat16": has_bfloat16_products(device), "int8": has_int8_products(device)}
     has |= {"float32_prepacked": can_prepack(device), "float16": False}

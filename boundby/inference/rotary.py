@@ -1,9 +1,8 @@
 """Rotary positions whose frequencies follow from the longest text of a forward: which texts may share one.
 
-With `longrope` and `dynamic` scaling transformers takes the frequencies of all texts of a forward from the longest, and
-`dynamic` keeps those of the longest text so far. What counts is what a fresh model gives a text alone. So texts share a
-forward only where each has the same frequencies alone, and what earlier texts have left is taken back before it. Which
-frequencies a length has is asked of a copy of the module, whatever its kind is called.
+With `longrope` and `dynamic` scaling the longest text sets the frequencies of all, and `dynamic` keeps those of the
+longest so far. Texts share a forward only where each has the same frequencies alone, and what earlier texts left is
+reset before it. A copy of the module is asked which frequencies a length has.
 """
 
 import copy
@@ -98,9 +97,9 @@ class _Turning:
         return self.frequencies(SHORT) != self.frequencies(FAR)
 
     def frequencies(self, length: int) -> bytes:
-        """Return what the second token of a text of so many tokens is turned by, as a fresh module does.
+        """Return the rotation of the second token of a text of so many tokens, in a fresh module.
 
-        A module that does not answer as those of transformers do is taken by its name: each length is then its own.
+        A module that cannot be asked is judged by its name: each length then differs.
         """
         _forget(self._copy)
         positions, states = torch.tensor([[0, 1, max(SHORT, length) - 1]]), torch.zeros(1)

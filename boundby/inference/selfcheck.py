@@ -28,10 +28,10 @@ CANNOT_RUN = (RuntimeError, ValueError, TypeError, KeyError, AttributeError, Ind
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why something faster was not taken; `strategy` is its name.
+    """Why a faster strategy was not taken.
 
-    `kind`: `unsupported`, an attention setting that packed texts do not have; `failed`, another error; `differs`, its
-    logits are not the stock forward's; `own_batches`, not even those of the model's own batches; `not_compiled`.
+    `kind`: `unsupported` attention setting; `failed` with another error; `differs` from the stock forward;
+    `own_batches`: even the model's own batches differ; `not_compiled`.
     """
 
     strategy: str
@@ -43,14 +43,10 @@ class Refusal:
 class SelfCheck:
     """A strategy beside one stock forward per text in float32. Differences are of logits; `allowed` is in their unit.
 
-    `largest_logit` is that of the stock forward, by its magnitude. `matmul_effect` is the error of a product in this
-    precision against float64, as a share of its largest element; `allowed` follows from it. A precision that rounds the
-    model's own products coarser is held more tightly against the stock forward in that precision: they differ by
-    `own_difference`, of which `own_allowed` follows from how far that one is from float32; None where there is none.
-
-    `trim`: its last layer computes only the tokens that the head reads. `refusals` are the faster strategies that the
-    model seemed able to take and could not. `compile_s` are the seconds of compiling and a first pass over the texts,
-    None where nothing is compiled.
+    `largest_logit` is the stock forward's. `matmul_effect` is the error of a matmul in this precision against float64,
+    as a share of its largest element; `allowed` follows from it. A reduced precision is also held against the stock
+    forward in that precision: `own_difference`, `own_allowed`, None where there is none. `refusals`: faster strategies
+    that could not be taken. `compile_s`: seconds of compiling and a first pass, None where nothing is compiled.
     """
 
     strategy: str
@@ -84,9 +80,8 @@ def checked_strategy(
 ) -> tuple[Strategy, SelfCheck]:
     """Return the first strategy whose logits match the stock forward's, and the comparison.
 
-    They may differ by what `matmul_effect` explains. Where a GPU has no memory for a copy in float32, the model as it
-    is takes its place. The last resort is the stock forward itself, which is taken as it is: what it differs by is then
-    in the comparison. Raises ValueError where a converted model's differ by more.
+    Where a GPU has no memory for a float32 copy, the model itself is the reference. The last resort, the stock forward,
+    is taken whatever it differs by. Raises ValueError where a converted model differs by more than allowed.
     """
     rows = check_rows(tokens.lengths)
     exact = _in_float32(model, tokens, rows)
@@ -147,10 +142,7 @@ def _in_float32(model: Any, tokens: Tokens, rows: Sequence[int]) -> np.ndarray |
 
 
 def _stock(model: Any, tokens: Tokens, rows: Sequence[int], precision: Precision) -> np.ndarray | None:
-    """Return the logits of the stock forward in this precision, text by text; None where it has no such forward.
-
-    Another library, eight bits and weights that are merely laid out anew have none.
-    """
+    """Return the stock forward's logits in this precision, text by text; None for engines, int8, prepacked weights."""
     is_coarser = precision.dtype != torch.float32 or precision.fast_products
     if precision.session or not is_coarser:
         return None
@@ -159,10 +151,7 @@ def _stock(model: Any, tokens: Tokens, rows: Sequence[int], precision: Precision
 
 
 def allowed_of_own(own: np.ndarray, exact: np.ndarray, effect: float) -> float:
-    """Return how far logits may be from those of the stock forward in their own precision, `exact` in float32.
-
-    `effect` is that of the precision on a product.
-    """
+    """Return how far logits may be from the stock forward's in their precision; `exact` are in float32."""
     return max(max(effect, LEAST_TOLERANCE) * float(np.abs(exact).max()), OWN_ERRORS * _apart(own, exact))
 
 
@@ -186,9 +175,9 @@ def _compiled(
     precision: Precision,
     allowed: float,
 ) -> tuple[Strategy, float] | str:
-    """Return the strategy with its layers compiled and the seconds that this took; or why it stays as it is.
+    """Return the strategy with its layers compiled and the seconds that took; or why it stays as it is.
 
-    In every process the first batch, for which torch compiles, is the same.
+    The first batch, for which torch compiles, is the same in every process.
     """
     start = time.perf_counter()
     try:

@@ -64,9 +64,9 @@ class EngineFailed(ValueError):
 
 
 class EngineProcess:
-    """One library in a process of its own; `folder` is where converted models are written.
+    """One library in a process of its own, with as many threads as torch has here; it writes models into `folder`.
 
-    Threads are as many as torch has here. Calls raise EngineFailed and leave the process as it is, if it still lives.
+    Calls raise EngineFailed.
     """
 
     def __init__(

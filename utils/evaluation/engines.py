@@ -72,8 +72,7 @@ def choose(
 ) -> Chosen | None:
     """Return the engine that is surely faster than `own` with the agreement that `rule` asks for, or why there is none.
 
-    None where no engine is installed for this device. `sample` has its reference; `whole_s` is what an evaluation in
-    `own` takes, of which trying may take a tenth.
+    None where no engine is installed for this device. `sample` has its reference; trying may take a tenth of `whole_s`.
     """
     names = [name for name in PROMISING if not ENGINES[name].lacking]
     if not names or not is_host(own.device):
@@ -179,10 +178,7 @@ class _Workplace:
         return converting + (ENGINE_S[name] if ENGINES[name].precision == "int8" else 0.0)
 
     def file(self, name: str) -> tuple[Path, float]:
-        """Return the file of this engine, and the seconds that it took now to make. Raises EngineFailed.
-
-        What several precisions of a library need, converting, counts for each: one of them alone would need it too.
-        """
+        """Return the file of this engine, and the seconds it took now, converting included. Raises EngineFailed."""
         engine, folder = ENGINES[name], self._folder(name)
         path = file_of(folder, engine.library, engine.precision)
         if self._kept(name):
@@ -247,9 +243,9 @@ def tidy(shelf: Shelf, kept: Path | None) -> None:
 
 
 def precisions_of(made: Plan) -> dict[str, Precision]:
-    """Return the precisions that the plan's one is looked up in, the converted model of the plan loaded.
+    """Return the precisions to look up the plan's in, with its converted model loaded.
 
-    Raises EnvironmentLacksError without the library, InputError where it or the file is not the planned one, and
+    Raises EnvironmentLacksError without the library, InputError where version or file differ from the plan, and
     PipelineError where it cannot be loaded.
     """
     name, planned = made.choices.precision, made.choices.converted

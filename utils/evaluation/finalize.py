@@ -24,10 +24,9 @@ Span = tuple[float, float]  # start and length in seconds, by the clock of one m
 def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: Sequence[int] = ()) -> FullDataset:
     """Write predictions, quality and metrics, and return the metrics: latency in ms, throughput in samples/s.
 
-    `dataset` holds the planned rows still, which is proven again. `samples_of` has the scores of the first n rows of
-    the seeded sample for each n of `subset_sizes`. Raises PipelineError when a row is missing, doubled or has a number
-    that cannot be, and InputError when a text is another than was planned; all files are then as they were. Memory
-    does not grow with the rows.
+    `samples_of` has the scores of the first n rows of the seeded sample for each n of `subset_sizes`. Raises
+    PipelineError when a row is missing, doubled or has an impossible number, and InputError when a text differs from
+    the plan; nothing is written then. Memory does not grow with the rows.
     """
     identity, task = plan.identity, tasks.of(plan.identity.task)
     score = task.Score(identity.labels, [size for size in subset_sizes if size <= identity.rows])
@@ -55,11 +54,7 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
 def _proven_parts(
     plan: Plan, folder: EvaluationFolder, dataset: Path
 ) -> Iterator[tuple[parts.Part, Sequence[str], np.ndarray | None]]:
-    """Yield all parts in order, with texts and places in the seeded sample.
-
-    Each part is proven to hold just the rows that the dataset has there. The planned shards follow each other without
-    gap and with ascending row ids, which `rows.split` made sure of.
-    """
+    """Yield all parts in order, proven to hold the dataset's rows, with texts and ranks in the seeded sample."""
     absent = [shard.id for shard in plan.shards if not folder.part(shard.id).is_file()]
     if absent:
         raise PipelineError(
@@ -129,10 +124,7 @@ def _memory(records: Sequence[parts.Record]) -> FullDataset:
 
 
 def busy_seconds(spans: Sequence[Span]) -> float:
-    """Return the seconds in which at least one of the spans was going on.
-
-    So workers that ran beside each other count once, and pauses between two attempts not at all.
-    """
+    """Return the seconds in which at least one of the spans was going on."""
     total, until = 0.0, float("-inf")
     for start, length in sorted(spans):
         end = start + length
@@ -145,19 +137,12 @@ def busy_seconds(spans: Sequence[Span]) -> float:
 
 
 def elapsed_seconds(records: Sequence[parts.Record]) -> float:
-    """Return the seconds in which a machine was busy, added up over the machines.
-
-    What several did at once counts for each: their clocks are not compared, since one that is off would invent a pause
-    or hide one.
-    """
+    """Return the busy seconds of all machines, added up: their clocks cannot be compared."""
     return _added_up((record.host, record.span) for record in records)
 
 
 def occupancy(records: Sequence[parts.Record]) -> FullDataset:
-    """Return the busy seconds of each machine, added up, and those of each device.
-
-    Workers that share a GPU, or the cores of a machine, are on one device. Clocks of two machines are not compared.
-    """
+    """Return the busy seconds of each machine, added up, and those of each device, which workers may share."""
     return {
         "machine_time_s": elapsed_seconds(records),
         "device_time_s": _added_up(((record.host, record.device_id), record.span) for record in records),

@@ -149,10 +149,9 @@ def device_name(device: torch.device) -> str:
 def make(
     wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, shelf: Shelf, known: Known | None = None
 ) -> Plan:
-    """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay.
+    """Return a plan for `wanted`: one pass over the dataset, and short measurements where they are predicted to pay.
 
-    What they would save is predicted from what is `known`. A model that an engine computes with is converted onto
-    `shelf`.
+    Predictions rest on what is `known`. The model of an engine is written to `shelf`.
     """
     max_length, _ = effective_max_length(loaded, wanted.max_length)
     extremes = rows.Extremes(CHECK_EXTREMES, lambda texts: tokenize(loaded.tokenizer, texts, max_length).lengths)
@@ -255,9 +254,9 @@ class _Planner:
         return Load(tokens, tuning.seconds_per_token(predictor, self.texts))
 
     def precision(self, predictor: Predictor, load: Load) -> _Chosen:
-        """Return the precision that the settings allow, measured where they ask for it or where it is predicted to pay.
+        """Return the precision that the settings allow, measured where they ask for it or that is predicted to pay.
 
-        `same` stays with the precision of `predictor`, the model's, or takes faster kernels of float32.
+        `same` stays with the model's precision, that of `predictor`, or takes faster kernels of float32.
         """
         wanted, options = self.wanted, predictor.options
         if not tasks.of(wanted.task).HAS_PREDICTED_LABELS:
@@ -295,9 +294,8 @@ class _Planner:
     def _held_against_float32(self, predictor: Predictor) -> _Chosen:
         """Return the half precision of the model, as far as it keeps the labels of float32, else float32.
 
-        What agrees too seldom as it is has its near ties computed again in float32, if that is enough. The labels of
-        float32 are those of batches with near ties one text at a time: a sample that goes through a GPU text by text
-        waits for its launches.
+        What agrees too seldom has near ties computed again in float32, if that is enough. The reference is computed in
+        batches: a GPU that gets one text at a time waits for its launches.
         """
         loaded, own = self.loaded, predictor.options.precision
         if not has_room_for_float32(loaded):
@@ -331,10 +329,7 @@ class _Planner:
         return engines.choose(own, self.loaded, chosen.sample, rule, load.seconds, shelf)
 
     def guard(self, predictor: Predictor, chosen: _Chosen) -> float:
-        """Return the margin below which a row is computed again: the chosen one, or a wider one for full batches.
-
-        It grows by as much as the largest difference in batches of the chosen budget exceeds that of the sample.
-        """
+        """Return the margin below which a row is computed again: the chosen one, widened for full batches."""
         margin = chosen.options.guard_margin
         if not margin:
             return margin

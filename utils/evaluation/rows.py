@@ -17,11 +17,7 @@ RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 
 
 class Extremes:
-    """The rows with the shortest and with the longest texts of all that it is shown, by tokens, `count` of each.
-
-    `lengths_of` gives the tokens of texts; `tokens` are those of all. Characters would not do: a short text of rare
-    characters may have the most tokens.
-    """
+    """The `count` rows with the fewest and with the most tokens of all that it sees; `tokens` are those of all."""
 
     def __init__(self, count: int, lengths_of: Callable[[Sequence[str]], np.ndarray]) -> None:
         self._count, self._lengths_of = count, lengths_of
@@ -60,10 +56,9 @@ def seeded_order(dataset_rows: int, seed: int) -> np.ndarray:
 
 
 def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | None = None) -> Iterator[Shard]:
-    """Yield consecutive shards of at most `shard_rows` rows that cover the evaluated rows once, in one pass.
+    """Yield consecutive shards of at most `shard_rows` rows, in one pass that `extremes` sees.
 
-    `extremes` is shown every row. Raises InputError when the dataset is not the one of `identity`: too short, too
-    long or with unordered row ids.
+    Raises InputError when the dataset is not the one of `identity`: too short, too long or with unordered row ids.
     """
     positions = evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
     chosen = _chosen(scan(path), positions)

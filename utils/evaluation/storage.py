@@ -1,7 +1,7 @@
 """Share an evaluation through a store that many machines reach by URL: object storage, or a folder.
 
-The store holds the files of the evaluation's folder under their own names, each all or nothing: an object appears with
-its last byte. One that is damaged all the same proves itself so where it is read, and is predicted again.
+The store holds the files of the evaluation's folder under their own names, each all or nothing. A damaged one is found
+when it is read, and predicted again.
 """
 
 import glob
@@ -61,10 +61,7 @@ class Storage:
         return plans.decoded(content, f"{self.url}/{PLAN}")
 
     def set_aside(self) -> str | None:
-        """Move plan, parts and costs to `previous/<UTC>/` of the store; return its URL, None when nothing was there.
-
-        The plan goes last: as long as it is there, what is left of its parts is in use.
-        """
+        """Move parts, costs and plan to `previous/<UTC>/` of the store; return its URL, None if it was empty."""
         present = self._names("")
         ours = [[name for name in present if OF_A_PLAN.fullmatch(name)], [name for name in present if name == PLAN]]
         if not any(ours):
@@ -84,7 +81,7 @@ class Storage:
         return files.sha256_of(earlier)[:16] if earlier else None
 
     def push_plan(self, folder: EvaluationFolder) -> plans.Plan | None:
-        """Copy dataset, model and plan into the store; where the plan is, the others are, whole.
+        """Copy dataset, model and plan into the store, the plan last.
 
         Where another planner was first, its plan stays, replaces that in `folder`, and is returned.
         """
@@ -104,7 +101,7 @@ class Storage:
         return theirs
 
     def fetch_inputs(self, root: Path) -> Path:
-        """Return the path of a plan below `root`: the plan of the store, with copies of its dataset and model.
+        """Return the path of the store's plan below `root`, with copies of its dataset and model.
 
         Raises InputError when there is none, or when the copies are not what was planned.
         """
@@ -203,8 +200,7 @@ class Storage:
     def _put_first(self, path: Path, name: str) -> bool:
         """Copy a file into the store unless one of the name is there; tell whether it was the first.
 
-        On a disk, and where the store can, that is one operation; elsewhere two that write at once are seen when the
-        store is read again.
+        That is one operation where the store has it; else two that write at once are seen when it is read again.
         """
         with files.naming(path):
             where, content = self._at(name), path.read_bytes()

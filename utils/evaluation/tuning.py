@@ -1,7 +1,7 @@
 """Choose tokens per batch, and whether layers are compiled, by measuring where it is predicted to save what it takes.
 
-What a change saves is predicted from what is known before it is tried: the measured limits of the machine, a smaller
-batch, what a trial of step 02 or a published measurement gained. Nothing is tried because an evaluation is long.
+Savings are predicted from the measured limits of the machine, a smaller batch, a trial of step 02, or a published
+measurement.
 """
 
 import time
@@ -79,8 +79,7 @@ def product_seconds(model: Any, tokens: float, flops_per_s: float) -> float:
 def saved_by_kernels(model: Any, device: torch.device, load: Load, limits: Ceilings | None) -> Interval | Missing:
     """Return the seconds that other kernels of float32 are predicted to save of the load.
 
-    By the limits of products: the time that they take at least, over the ratio of both limits. They may take all of
-    the time, which is the upper end. By weights that are laid out anew on a CPU: what that saved elsewhere.
+    Reduced-precision matmul saves by the ratio of the measured limits, prepacked weights what they saved elsewhere.
     """
     whole_s = load.seconds
     known = [PREPACKED.times(whole_s)] if can_prepack(device) else []
@@ -111,8 +110,7 @@ def saved_by_kernels(model: Any, device: torch.device, load: Load, limits: Ceili
 def saved_by_compiling(predictor: Predictor, model: Any, load: Load, known: Known) -> Interval | Missing:
     """Return the seconds that compiled layers are predicted to save of the load.
 
-    By what they gained in step 02; else on a CPU by what they saved elsewhere. On a GPU all but the products, at their
-    limit, may be saved, or nothing: half of it is what trying is worth.
+    By their gain in step 02; else on a CPU by what they saved elsewhere, on a GPU by half of all but the matmul.
     """
     if known.compiled:
         ends = (known.compiled.value, known.compiled.low, known.compiled.high)
@@ -130,10 +128,7 @@ def saved_by_compiling(predictor: Predictor, model: Any, load: Load, known: Know
 
 
 def seconds_per_token(predictor: Predictor, texts: Sequence[str]) -> float:
-    """Return about how long a token takes in a full batch of these texts, drawn at random; the first pass is cold.
-
-    A few texts alone would not fill a large GPU, on which a token would seem to take several times as long.
-    """
+    """Return about how long a token takes in a full, warm batch of these texts, drawn at random."""
     some = full_batch(predictor, texts)
     predictor.predict(some)
     prediction = predictor.predict(some)
@@ -159,8 +154,7 @@ def full_batch(predictor: Predictor, texts: Sequence[str]) -> list[str]:
 def guard_in_full_batches(predictor: Predictor, model: Any, texts: Sequence[str], guard: Callable[..., float]) -> float:
     """Return the margin below which a row is computed again: what `guard` makes of the largest difference and logit.
 
-    Some texts of a batch as full as those of the evaluation are computed one by one, too: its products may be of other
-    kernels than those of the few texts on which a precision was chosen.
+    Full batches may use other kernels than the sample, so some of their texts are computed one by one, too.
     """
     batch = full_batch(predictor, texts)
     tokens = predictor.tokenize(batch)
@@ -196,8 +190,7 @@ def choose_budget(predictor: Predictor, texts: Sequence[str], load: Load) -> Bud
 def _saved_by_budget(predictor: Predictor, texts: Sequence[str], budgets: Sequence[int], token_s: float) -> float:
     """Return the share of the time that the best budget is predicted to save.
 
-    A smaller batch is timed: what a token takes more in it is what a batch costs beside its tokens, which fewer batches
-    pay less often. Where a token takes less in it, a larger batch gains nothing.
+    What a token takes more in a smaller batch is the cost of a batch, which larger ones pay less often.
     """
     usual = predictor.token_budget
     smaller_s = seconds_per_token(predictor.with_token_budget(usual // SMALLER), texts)
@@ -233,8 +226,8 @@ def choose_compilation(
 ) -> Compilation:
     """Return whether `setting` (auto, off, on) has the layers compiled for the load of a worker.
 
-    `compiled` makes the predictor that is compiled; `foreseen` are the seconds that its layers are predicted to save.
-    Raises PipelineError where `on` cannot be.
+    `compiled` makes the compiled predictor, `foreseen` the seconds it is predicted to save. Raises PipelineError where
+    `on` cannot be.
     """
     if setting == "off":
         return Compilation(False, "evaluation.compile=off")

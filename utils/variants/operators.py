@@ -1,6 +1,6 @@
 """What the operators of each variant take on the same texts: replayed with their shapes, dtype and setting.
 
-Of a compiled model torch sees the products and the attention alone, as its profiler has them: all the rest is one kind.
+Of a compiled model torch's profiler sees matmul and attention; the rest is one kind.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ FEWEST = 4  # texts: fewer are another load
 
 @dataclass
 class _Replayed:
-    """A variant's forward, its parts and their kinds; what the parts leave of the forward is of the kind `rest`.
+    """A variant's forward, its parts and their kinds; the remainder of the forward is of the kind `rest`.
 
     `seconds` has the forward and its parts of each round.
     """
@@ -70,10 +70,7 @@ def replay(
     device: torch.device,
     deadline: float,
 ) -> dict[str, Operators]:
-    """Return the operators of each variant that torch sees, over as many of the texts as a tenth of the time allows.
-
-    The variants take turns, so that what else slows the machine for a while slows all of them.
-    """
+    """Return the operators of each variant that torch sees, in turns, for a tenth of the time that is left."""
     seen = [timed for timed in made if timed.way.work and not timed.way.is_captured]
     each_s = PASSES * sum(timed.probe_s for timed in seen) / probe_texts
     count = min(len(texts), int(SHARE * (deadline - timer.clock()) / max(each_s, 1e-9)))

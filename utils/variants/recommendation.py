@@ -48,9 +48,8 @@ class Recommendation:
 def objection(report: ExactnessReport, kind: Kind, tolerance: Tolerance) -> str | None:
     """Return what speaks against these answers, None where they are good enough.
 
-    Labels of the same weights must agree with the reference's; those of another model may differ where accuracy, which
-    is then what counts, is known. What is asked for must hold at the lower end of the 95 % interval, but where the
-    arithmetic is the reference's; where every text of the dataset was compared, agreement has no interval.
+    Labels must agree with the reference's; of another model, whose accuracy is known, that counts instead. What is
+    asked for must hold at the lower end of the 95 % interval, unless the arithmetic is the same.
     """
     counts_labels = kind != "other_model" or report.accuracy_difference is None
     is_exact = kind == "same_arithmetic"
@@ -71,7 +70,7 @@ def recommend(
 ) -> Recommendation:
     """Return the recommended variant; `candidates` come simplest first.
 
-    `factors` is the throughput of the first of a pair over that of the second, from rounds of both.
+    `factors` are the throughputs of the first of a pair over the second.
     """
     against = {
         candidate.name: said

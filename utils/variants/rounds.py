@@ -1,10 +1,8 @@
 """Make every variant, and time them in turns: the same part of the texts by each, then the next part.
 
-A part has groups of texts of similar length from the shortest to the longest, so that it stands for all of them, and a
-way that sorts finds as little to pad as among all; it lies in the order of arrival. It is gone through by all variants,
-in an order that is shuffled anew, before the next one is; so each ratio of two variants is of the same texts within the
-same minute. Parts are taken until there are no more or time is up. After the last one the rounds begin
-anew, while intervals are wide. The labels are those of the first time.
+A part has groups of texts of similar length, short and long, in the order of arrival. All variants go through it, in a
+random order, before the next part: a ratio is of the same texts within the same minute. While intervals are wide and
+time is left, the parts begin anew. Labels are those of the first time.
 """
 
 import gc
@@ -58,9 +56,8 @@ class Refusal:
 class Measured:
     """A variant as it was timed; `seconds` and `single_s` have an entry for each round.
 
-    `one_off_s` is what making it took, with the first pass over the probe as far as that took longer than the second.
-    `extra_bytes` is how far the memory of the process, or of the GPU, rose above what lay there at the start.
-    `attention` is what computed the attention of some texts of the probe.
+    `one_off_s`: making it, and what the first pass over the probe took longer than the second. `extra_bytes`: the rise
+    of the memory of the process, or of the GPU.
     """
 
     variant: Variant
@@ -90,9 +87,9 @@ def make(
     note: Callable[[str], None],
     given_up: Sequence[str] = (),
 ) -> tuple[list[Measured], dict[str, Refusal]]:
-    """Return the variants that could be made, warm on the probe, and why others could not. The reference must be.
+    """Return the variants that could be made, warm on the probe, and why others could not or are `given_up`.
 
-    Those that are `given_up`, by their words, are refused.
+    Raises what the reference raises.
     """
     made: list[Measured] = []
     refused: dict[str, Refusal] = {}
@@ -187,10 +184,7 @@ def usual_part(lengths: np.ndarray) -> np.ndarray:
 def parts_of(
     lengths: np.ndarray, made: Sequence[Measured], probe_texts: int, seconds: float, most: int
 ) -> list[np.ndarray]:
-    """Return the positions of the texts of each part, `most` of them in all, for a fifth of the seconds or less each.
-
-    The variants took as long on the probe as they say. Fewer texts than rounds are each a part.
-    """
+    """Return the positions of the texts of each part, `most` in all, for a fifth of the seconds each at most."""
     texts = len(lengths)
     each_s = sum(timed.probe_s for timed in made) / probe_texts
     affordable = SPARE * seconds / LEAST_ROUNDS / max(each_s, 1e-9) - LATENCY_TEXTS
@@ -221,8 +215,8 @@ def take_turns(
 ) -> tuple[list[Measured], dict[str, Refusal], list[int]]:
     """Return the variants with their rounds, those that failed on the way, and which part each round took.
 
-    At the deadline the round that is being made is finished, and no other begun after the second. Where the GPU is lost
-    after that one, the rounds before it count, and the refusal has the loss; before, it is raised.
+    The round at the deadline is finished. Where the GPU is lost after the second round, the rounds before count and the
+    refusal has the loss; before, it is raised.
     """
     taken = list[int]()
     refused: dict[str, Refusal] = {}

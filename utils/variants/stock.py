@@ -1,8 +1,7 @@
 """The model's own forward with one thing changed at a time, as a program of one's own would change it.
 
-All compute padded batches of similar length, on a GPU in half precision, by the model as transformers has it. What is
-changed (attention, cache, fp8, compiler, CUDA graphs) is an entry of `CHANGES`, beside the lines of a program that do
-it: the pipeline has no settings for them.
+All compute padded batches sorted by length, on a GPU in half precision. A change (attention, cache, fp8, compiler, CUDA
+graphs) is an entry of `CHANGES`, with the lines of a program that make it: the pipeline has no settings for them.
 """
 
 import warnings
@@ -48,10 +47,10 @@ def _masked(model: Any, shop: Workshop, size: int) -> Compute:
 
 @dataclass(frozen=True)
 class Change:
-    """One change: what it does to a copy of the model, and the block that is entered for every call.
+    """One change to a copy of the model, the block entered for every call, and its lines in a program.
 
-    `program` are its lines in a program of one's own. `check` raises Refused where this machine or model cannot have
-    it. `computing` returns what gives the logits of a batch of `size` texts at most; with `is_captured` as a graph.
+    `check` raises Refused where it is not available here. `computing` returns what gives the logits of a batch of
+    `size` texts at most; with `is_captured` as a graph.
     """
 
     words: str

@@ -83,12 +83,10 @@ class Refused(Exception):
 class Way:
     """Texts in, logits `[rows, labels]` in float32 out, tokenizing included; `setting` is entered for every call.
 
-    `weight_bytes` are those held to compute with, None where only the engine knows, `disk_bytes` those of the files
-    they come from. `is_padded` tells whether shorter texts of a batch are padded to its longest. `earlier_s` was spent
-    for another variant on what this one needs as well. `rise` tells how far the memory of a process of its own grows
-    over texts. `work` returns a call that computes texts and does nothing else, None where torch does not see its
-    operators; those of a compiled one it sees only as they were before, and of a captured one as they were captured.
-    `program` are the lines by which a program of one's own computes so, () where there are none.
+    `weight_bytes`: held to compute with, None where only the engine knows; `disk_bytes`: of the files. `earlier_s`:
+    spent for another variant on what this one needs too. `rise`: growth of the memory of a process of its own. `work`:
+    a call that only computes, None where torch does not see its operators. `program`: lines that compute so, () for
+    none.
     """
 
     logits: Callable[[Sequence[str]], np.ndarray]
@@ -109,10 +107,9 @@ class Way:
 class Workshop:
     """What the variants are made of: the model in float32, and how its texts are cut and batched.
 
-    `probe` are some texts, spread over the lengths, on which a way checks itself and is warmed up; `by_length` those
-    of one part from the shortest to the longest, `calibration` some of all. Converted models lie in `folder`. `stock`
-    is the model in the dtype of the variants of `utils.variants.stock`, once one is made; `sizes` are the best batch
-    sizes of sorted texts; `doubts` are what making a variant has left behind.
+    `probe`: texts of all lengths, to check and warm up; `by_length`: one part, sorted; `calibration`: some of all.
+    Converted models lie in `folder`. `stock`: the model in the dtype of `utils.variants.stock`; `sizes`: the best batch
+    sizes of sorted texts; `doubts`: what making a variant has left behind.
     """
 
     loaded: LoadedModel
@@ -189,11 +186,10 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to be compared. `base` is the variant from which it differs by `fix` alone, as step 02 may have tried it.
+    """One way to be compared. It differs from `base` by `fix` alone, as step 02 may have tried it.
 
-    `settings` run the pipeline with it, in this `environment`; None where the pipeline has no such way. `setup_s` is
-    about what making it takes where that is long, and `require` raises Refused where no time would help. `kind` says
-    what may change in the answers.
+    `settings` and `environment` run the pipeline with it; None where it has no such way. `setup_s`: about what making
+    it takes. `require` raises Refused where no time would help. `kind`: what may change in the answers.
     """
 
     name: str
