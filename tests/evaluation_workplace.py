@@ -57,5 +57,5 @@ def evaluate(settings: Sequence[str], *actions: str) -> list[int]:
 
 def results(folder: Path) -> dict[str, bytes]:
     """Return what depends on the plan alone: parts, predictions and what is made of them."""
-    found = [*folder.glob("part-*.parquet"), *folder.glob("*.csv"), *folder.glob("quality.json")]
-    return {path.name: path.read_bytes() for path in sorted(found)}
+    paths = [*folder.glob("part-*.parquet"), *folder.glob("*.csv"), *folder.glob("quality.json")]
+    return {path.name: path.read_bytes() for path in sorted(paths)}

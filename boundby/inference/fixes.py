@@ -29,7 +29,7 @@ SPARE_MEMORY = 0.5  # of what is free, for a copy of the model
 
 @dataclass(frozen=True)
 class Subject:
-    """A classifier, the batch that is timed, and the texts at `sample` whose labels are compared, if it `has_labels`."""
+    """A classifier, the batch that is timed, and the texts at `sample` whose labels are compared."""
 
     model: Any
     tokenizer: Any

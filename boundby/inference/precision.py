@@ -146,14 +146,7 @@ def to_int8(model: nn.Module) -> None:
         raise ValueError(f"this {device.type.upper()} has no products of eight bits (VNNI, AMX) that torch can use")
     if not _linear_layers(model):
         raise ValueError("it has no linear layers to put into int8")
-    fused.join_norms(model)
-    followed = dict(FOLLOWED)
-    for parent, name, child in _linear_layers(model):
-        follower = getattr(parent, followed.get(name, ""), None)
-        is_joined = type(follower).__name__ in ACTIVATIONS
-        setattr(parent, name, Int8Linear(child, follower if is_joined else None))
-        if is_joined:
-            setattr(parent, followed[name], nn.Identity())
+    _replace_linears(model, Int8Linear)
     for module in model.modules():
         names = dict(module.named_modules())
         for feeding, fed in FEEDING:
@@ -175,11 +168,11 @@ def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
 class PrepackedLinear(nn.Module):
     """A linear layer on a CPU whose weights lie as oneDNN wants them, and the activation after it in the same pass."""
 
-    def __init__(self, layer: nn.Linear, activation: tuple[str, str] = ("none", "")) -> None:
+    def __init__(self, layer: nn.Linear, activation: Any = None) -> None:
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
         self.bias = layer.bias
-        self._activation, self._algorithm = activation
+        self._activation, self._algorithm = ACTIVATIONS.get(type(activation).__name__, ("none", ""))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the product in the dtype of the inputs, which is that of the weights."""
@@ -212,17 +205,21 @@ def can_prepack(device: torch.device, dtype: torch.dtype = torch.float32) -> boo
 
 
 def prepack(model: nn.Module) -> None:
-    """Lay the weights of a working copy on a CPU out for its kernels, in place; the head stays as it is."""
+    """Prepack the weights of a working copy on a CPU, in place; the head stays as it is."""
     layers = _linear_layers(model)
-    if not layers or not can_prepack(layers[0][2].weight.device, layers[0][2].weight.dtype):
-        return
+    if layers and can_prepack(layers[0][2].weight.device, layers[0][2].weight.dtype):
+        _replace_linears(model, PrepackedLinear)
+
+
+def _replace_linears(model: nn.Module, make: Callable[[nn.Linear, Any], nn.Module]) -> None:
+    """Replace the linear layers before the head, each with the activation after it if oneDNN can fuse that."""
     fused.join_norms(model)
     followed = dict(FOLLOWED)
     for parent, name, child in _linear_layers(model):
         follower = getattr(parent, followed.get(name, ""), None)
-        activation = ACTIVATIONS.get(type(follower).__name__)
-        setattr(parent, name, PrepackedLinear(child, activation or ("none", "")))
-        if activation:
+        is_joined = type(follower).__name__ in ACTIVATIONS
+        setattr(parent, name, make(child, follower if is_joined else None))
+        if is_joined:
             setattr(parent, followed[name], nn.Identity())
 
 

@@ -108,9 +108,24 @@ def checked_strategy(
             continue
         difference, own_difference = _apart(logits, reference), 0.0 if own is None else _apart(logits, own)
         if (difference <= allowed and own_difference <= own_allowed) or is_last:  # NaN is not: it compares as false
-            check = _check(strategy, reference, logits, allowed, effect, refusals)
-            if own is not None:
-                check = replace(check, own_difference=own_difference, own_allowed=own_allowed)
+            if not difference <= allowed:
+                text = (
+                    f"batched logits differ from one-by-one ones by up to {difference:.3g}, allowed are {allowed:.3g}"
+                )
+                refusals.append(Refusal(strategy.name, "own_batches", f"{text}: the model's own batches do"))
+            check = SelfCheck(
+                strategy=strategy.name,
+                trim=strategy.trims,
+                rows=len(rows),
+                same_labels=int((reference.argmax(axis=1) == logits.argmax(axis=1)).sum()),
+                max_abs_difference=difference,
+                allowed=allowed,
+                matmul_effect=effect,
+                largest_logit=largest,
+                refusals=tuple(refusals),
+                own_difference=None if own is None else own_difference,
+                own_allowed=None if own is None else own_allowed,
+            )
             if not compiles:
                 return strategy, check
             make = dict(candidates(model, tokenizer, precision.to_compile, trims, packs))[name]
@@ -189,7 +204,7 @@ def _compiled(
     except Exception as error:  # any type: it is a compiler
         raise_if_lost(error)
         return f"not compiled: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    difference = float(np.abs(logits - expected).max())
+    difference = _apart(logits, expected)
     if not difference <= allowed:
         return f"not compiled: logits then differ by up to {difference:.3g}, allowed are {allowed:.3g}"
     return strategy, time.perf_counter() - start
@@ -213,31 +228,3 @@ def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: i
                 logits = np.empty((len(rows), part.shape[1]), dtype=np.float32)
             logits[batch] = part
     return logits
-
-
-def _check(
-    strategy: Strategy,
-    reference: np.ndarray,
-    logits: np.ndarray,
-    allowed: float,
-    effect: float,
-    refusals: Sequence[Refusal],
-) -> SelfCheck:
-    difference = float(np.abs(logits - reference).max())
-    if not difference <= allowed:
-        text = (
-            f"batched logits differ from one-by-one ones by up to {difference:.3g}, allowed are {allowed:.3g}: "
-            "the model's own batches do"
-        )
-        refusals = [*refusals, Refusal(strategy.name, "own_batches", text)]
-    return SelfCheck(
-        strategy=strategy.name,
-        trim=strategy.trims,
-        rows=len(reference),
-        same_labels=int((reference.argmax(axis=1) == logits.argmax(axis=1)).sum()),
-        max_abs_difference=difference,
-        allowed=allowed,
-        matmul_effect=effect,
-        largest_logit=float(np.abs(reference).max()),
-        refusals=tuple(refusals),
-    )

@@ -31,7 +31,7 @@ def engine(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamesp
     """One engine that is installed: it computes the model itself, its logits times `scale`, and wins by `turns`."""
     from transformers import AutoModelForSequenceClassification
 
-    name = next(each for each in settings if each.startswith("model.name")).partition("=")[2]
+    name = next(setting for setting in settings if setting.startswith("model.name")).partition("=")[2]
     model = AutoModelForSequenceClassification.from_pretrained(name).eval()
     fake = SimpleNamespace(conversions=0, scale=1.0, turns=FAST, calls=0, breaks_at=None)
 
@@ -69,7 +69,7 @@ def engine(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamesp
     smallest = lambda predictor, texts, budgets: SimpleNamespace(token_budget=min(budgets))  # noqa: E731
     monkeypatch.setattr(engines, "search_token_budget", smallest)
     monkeypatch.setattr(engines, "SHARE", 1e9)
-    only_float32 = {name: each for name, each in engines.PRECISIONS.items() if name == "float32"}
+    only_float32 = {name: precision for name, precision in engines.PRECISIONS.items() if name == "float32"}
     monkeypatch.setattr("boundby.inference.planning.available", lambda device: tuple(only_float32.values()))
     return fake
 
@@ -247,7 +247,7 @@ def test_true_candidates_are_measured_and_none_is_faster_than_what_is_taken(sett
 
     def watched(predictors: list[Any], texts: list[str]) -> list[list[float]]:
         rounds = turns(predictors, texts)
-        seen.append(([each.options.precision for each in predictors], np.array(rounds)))
+        seen.append(([predictor.options.precision for predictor in predictors], np.array(rounds)))
         return rounds
 
     monkeypatch.setattr(engines, "turns", watched)

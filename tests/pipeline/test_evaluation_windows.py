@@ -83,7 +83,7 @@ def longrope(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[
     rng = random.Random(0)
     lengths = [rng.randint(1, WINDOW) for _ in range(SHORT)] + [rng.randint(WINDOW + 1, 60) for _ in range(LONG)]
     words = [rng.choices(WORDS, k=length) for length in lengths]
-    texts = [" ".join([*each[:-1], "x" * 400 if len(each) <= WINDOW else each[-1]]) for each in words]
+    texts = [" ".join([*word[:-1], "x" * 400 if len(word) <= WINDOW else word[-1]]) for word in words]
     order = [*range(SHORT // 2), *range(SHORT, SHORT + LONG), *range(SHORT // 2, SHORT)]
     texts = [texts[row] for row in order]
     rows = [(text, LABELS[row % 3]) for row, text in enumerate(texts)]
@@ -104,8 +104,8 @@ def test_what_is_compared_in_padded_batches_never_has_short_and_long_texts_in_on
     name = settings[2].removeprefix("model.name=")
     loaded = models.load(models.locate(Model(name=name), Path("unused")), "cpu")
     middle = texts[SHORT // 2 - 20 : SHORT // 2 + 20]
-    found = models.agreement(loaded, middle, 64)
-    assert found.share == 1 and found.max_abs_logit_difference < 1e-4
+    agreement = models.agreement(loaded, middle, 64)
+    assert agreement.share == 1 and agreement.max_abs_logit_difference < 1e-4
     alone = one_by_one(loaded.model, tokenize(loaded.tokenizer, middle, 64), range(40))
     shop = ways.Workshop(loaded, 64, 16, middle, time.perf_counter)
     for way in (ways._as_they_come(shop), ways._sorted(shop), ways._packed(shop)):

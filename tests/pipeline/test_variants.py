@@ -85,7 +85,7 @@ def test_every_variant_is_a_row_with_figures_or_with_the_reason_why_it_is_not_to
 
 def test_another_checkpoint_is_compared_by_the_names_of_its_labels_and_refused_where_they_are_others(here, settings):
     folder, arguments = here
-    own = Path(next(each for each in settings if each.startswith("model.name")).partition("=")[2])
+    own = Path(next(setting for setting in settings if setting.startswith("model.name")).partition("=")[2])
     for name, change in (
         ("turned", lambda labels: [*labels[1:], labels[0]]),
         ("strange", lambda labels: [*labels[1:], "x"]),
@@ -95,7 +95,7 @@ def test_another_checkpoint_is_compared_by_the_names_of_its_labels_and_refused_w
         labels = change([config["id2label"][key] for key in sorted(config["id2label"], key=int)])
         config |= {
             "id2label": dict(enumerate(labels)),
-            "label2id": {label: place for place, label in enumerate(labels)},
+            "label2id": {label: column for column, label in enumerate(labels)},
         }
         (folder / name / "config.json").write_text(json.dumps(config))
     checkpoints = ",".join(str(folder / name) for name in ("turned", "strange", "nowhere"))
@@ -130,14 +130,14 @@ def test_quantization_is_a_kind_of_its_own():
     paced = Paced()
     each = paced.measured("unsorted", 0.1)
     each.way = replace(each.way, work=lambda texts: lambda: model(inputs))
-    found = operators.replay([each], ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)["unsorted"]
-    assert {"matmul", "quantization"} <= set(found)
+    by_variant = operators.replay([each], ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)["unsorted"]
+    assert {"matmul", "quantization"} <= set(by_variant)
 
 
 def test_settings_run_a_variant_in_float32_where_the_model_s_own_dtype_is_another():
     listed = ways.variants(torch.device("cpu"), Variants(models=["./other"]))
     assert comparison.as_compared(listed, "float32") == listed
-    settings = {each.name: each.settings for each in comparison.as_compared(listed, "bfloat16")}
+    settings = {variant.name: variant.settings for variant in comparison.as_compared(listed, "bfloat16")}
     assert settings["packed"] == ("model.dtype=float32",)
     assert settings["compiled"] == ("model.dtype=float32", "evaluation.compile=on")
     assert settings["bfloat16"] == ("model.dtype=bfloat16",)
@@ -303,18 +303,18 @@ def test_a_reason_is_told_once_and_what_is_faster_but_unsure_is_named():
     changes = {"matmul": {"before_s": 1.0, "after_s": 2.0}}
     rows = [row("unsorted", 100), row("slow", 50, operators=changes), row("a", 200, against=few),
             row("b", 300, against=few)]  # fmt: skip
-    found = {"variants": rows, "recommended": {"name": "unsorted"}, "texts": 30, "dataset_rows": 3000, "rounds": 2,
+    document = {"variants": rows, "recommended": {"name": "unsorted"}, "texts": 30, "dataset_rows": 3000, "rounds": 2,
              "threads": 1, "batch_size": 8, "doubts": [], "min_agreement": 0.99,
              "max_accuracy_drop": 0.01}  # fmt: skip
-    said = " ".join(" ".join(section.console_lines(found)).split())
+    said = " ".join(" ".join(section.console_lines(document)).split())
     assert "not allowed: a; b: too few" in said and "b was faster, but 30 texts are too few to allow it" in said
     assert (
         "slow, 0.50× [0.50, 0.50] against unsorted: fewer tokens, since nothing is padded: matmul 2.00× slower" in said
     )
     rows[3]["exactness"] = rows[3]["exactness"] | {"accuracy_difference": -0.05}
-    assert "b was faster" not in " ".join(section.console_lines(found)), "that it is worse is sure enough"
-    found["dataset_rows"] = 30
-    assert "are too few to allow" not in " ".join(section.console_lines(found))
+    assert "b was faster" not in " ".join(section.console_lines(document)), "that it is worse is sure enough"
+    document["dataset_rows"] = 30
+    assert "are too few to allow" not in " ".join(section.console_lines(document))
 
 
 def test_a_failure_is_told_by_its_cause_on_one_line():
@@ -349,13 +349,13 @@ def test_operators_are_told_apart_on_the_same_texts_and_a_fused_model_by_what_is
         paced.clock.advance(1.0)
         layer(inputs)
 
-    for each, is_compiled in zip(made, (False, True), strict=True):
-        each.way = replace(each.way, work=lambda texts: work, is_compiled=is_compiled)
+    for timed, is_compiled in zip(made, (False, True), strict=True):
+        timed.way = replace(timed.way, work=lambda texts: work, is_compiled=is_compiled)
     made[1].variant = replace(made[1].variant, base="unsorted")
-    found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
-    assert set(found["unsorted"]) == {"matmul", "activation", "other", "dispatch"}
-    assert sum(found["unsorted"].values()) == pytest.approx(1.0) == sum(found["compiled"].values())
-    assert set(found["compiled"]) == {"matmul", "between"} and 0 < found["compiled"]["matmul"] < 1
+    by_variant = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
+    assert set(by_variant["unsorted"]) == {"matmul", "activation", "other", "dispatch"}
+    assert sum(by_variant["unsorted"].values()) == pytest.approx(1.0) == sum(by_variant["compiled"].values())
+    assert set(by_variant["compiled"]) == {"matmul", "between"} and 0 < by_variant["compiled"]["matmul"] < 1
     assert operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 0.0) == {}
 
 
@@ -384,11 +384,11 @@ def test_the_reason_of_a_loss_is_what_its_clock_was_spent_on(monkeypatch, costs,
             torch.ops.paced.layer_norm(torch.ops.paced.linear(torch.ones(2)))
             paced.clock.advance(now.get("between", 0.0))
 
-        for each, own in zip(made, (before, costs), strict=True):
+        for timed, own in zip(made, (before, costs), strict=True):
             costing = partial(unittest.mock.patch.dict, now, own, clear=True)
-            each.way = replace(each.way, work=lambda texts: work, setting=costing)
-        found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
-    changes = beside(found["packed"], found["int8"])
+            timed.way = replace(timed.way, work=lambda texts: work, setting=costing)
+        by_variant = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
+    changes = beside(by_variant["packed"], by_variant["int8"])
     assert sentence({"operators": changes, "gain_over_base": {"value": 0.5, "low": 0.4, "high": 0.6}}) == said
 
 
@@ -400,10 +400,10 @@ def test_a_machine_that_slows_down_meanwhile_makes_no_variant_slower_than_anothe
         paced.clock.advance(1.0 if paced.clock() < 8 else 3.0)
         layer(inputs)
 
-    for each in made:
-        each.way = replace(each.way, work=lambda texts: work, is_compiled=each.variant.name == "compiled")
-    found = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
-    assert len({round(sum(each.values()), 6) for each in found.values()}) == 1
+    for timed in made:
+        timed.way = replace(timed.way, work=lambda texts: work, is_compiled=timed.variant.name == "compiled")
+    by_variant = operators.replay(made, ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)
+    assert len({round(sum(timed.values()), 6) for timed in by_variant.values()}) == 1
 
 
 def test_nothing_is_compared_where_that_is_switched_off(here, capsys):
@@ -419,7 +419,7 @@ def test_rounds_give_factors_of_the_same_texts_and_one_that_fails_leaves_the_oth
     running, refused, taken = rounds.take_turns(
         made, [["a"] * 4, ["b"] * 8] * 3, Timer(paced.clock), 1e9, lambda number: None
     )
-    assert [each.variant.name for each in running] == ["unsorted", "twice"] and refused["broken"].text == "broken"
+    assert [timed.variant.name for timed in running] == ["unsorted", "twice"] and refused["broken"].text == "broken"
     assert taken == [0, 1, 2, 3, 4, 5]  # all six parts, then every interval is narrow
     factor = running[1].over(running[0])
     assert factor == Interval(2.0, 2.0, 2.0) and running[1].texts_per_s([4, 8] * 3).value == pytest.approx(4.0)
@@ -443,8 +443,8 @@ def test_time_is_the_reason_only_where_more_of_it_would_help():
     ]
     shop = SimpleNamespace(loaded=SimpleNamespace(device=torch.device("cpu")), probe=["a"])
     made, refused = rounds.make(listed, shop, Timer(paced.clock), paced.clock() + 20.0, lambda text: None)
-    assert [each.variant.name for each in made] == ["unsorted"]
-    assert {name: each.why for name, each in refused.items()} == {
+    assert [timed.variant.name for timed in made] == ["unsorted"]
+    assert {name: refusal.why for name, refusal in refused.items()} == {
         "openvino": "over_budget", "openvino_bfloat16": "over_budget", "openvino_int8": "too_few_texts",
     }  # fmt: skip
 
@@ -495,7 +495,7 @@ def test_a_sorted_way_has_the_batch_size_at_which_a_whole_part_takes_least(a_bat
 
     monkeypatch.setattr(ways, "tokenize", lambda tokenizer, texts, most: SimpleNamespace(
         lengths=np.array([len(text) for text in texts])))  # fmt: skip
-    by_length = ["a" * (1 + place // 4) for place in range(128)] + ["a" * 40] * 200 + ["a" * 150] * 20
+    by_length = ["a" * (1 + index // 4) for index in range(128)] + ["a" * 40] * 200 + ["a" * 150] * 20
     shop = Workshop(SimpleNamespace(tokenizer=None), 512, 8, by_length, clock, by_length=by_length)
     assert ways._best_size(shop, (8, 32, 128), logits) == size
 
@@ -503,12 +503,12 @@ def test_a_sorted_way_has_the_batch_size_at_which_a_whole_part_takes_least(a_bat
 def report(same: int, rows: int, gained: int = 0, lost: int = 0) -> ExactnessReport:
     """Answers of which `same` keep their label; of those that change, so many become right and wrong."""
     reference = np.tile(LOGITS[0], (rows, 1))
-    found = reference.copy()
-    found[: rows - same] = LOGITS[1]
+    logits = reference.copy()
+    logits[: rows - same] = LOGITS[1]
     labels = [0] * rows
     labels[:gained] = [1] * gained
     labels[gained + lost : rows - same] = [2] * (rows - same - gained - lost)
-    return compare_logits("x", found, reference, labels)
+    return compare_logits("x", logits, reference, labels)
 
 
 def test_what_keeps_too_few_answers_is_not_allowed_and_the_reason_has_the_figures():
@@ -533,8 +533,8 @@ def test_the_fastest_for_a_million_texts_is_recommended_and_the_simplest_of_equa
         Candidate("elsewhere", 900.0, 0.0, good, "same_arithmetic", False),
     ]
     factors = {("best", "plain"): Interval(2.0, 1.9, 2.1), ("best", "close"): Interval(1.03, 1.0, 1.06)}
-    found = recommend(candidates, factors, TOLERANCE)
-    assert found.name == "close" and list(found.against) == ["wrong"]
+    recommendation = recommend(candidates, factors, TOLERANCE)
+    assert recommendation.name == "close" and list(recommendation.against) == ["wrong"]
     sure = factors | {("best", "close"): Interval(1.05, 1.04, 1.06)}
     assert recommend(candidates, sure, TOLERANCE).name == "best"
     assert recommend(candidates[4:], {}, TOLERANCE).name is None
@@ -551,11 +551,11 @@ def test_the_report_gains_the_section_and_its_picture_when_step_05_has_run_after
     assert "Which variant to use" not in (folder / "baseline_summary_report.txt").read_text()
     assert run(settings) == 0
     text = (folder / "baseline_summary_report.txt").read_text()
-    found = json.loads((folder / "variants.json").read_text())
+    document = json.loads((folder / "variants.json").read_text())
     assert "Which variant to use" in text and "python run_pipeline.py" in text
-    assert all(row["million_cost"] for row in found["variants"] if row["status"] == "measured")
+    assert all(row["million_cost"] for row in document["variants"] if row["status"] == "measured")
     assert (folder / "plots" / "variants.png").is_file()
-    assert section.console_lines(found)[0].strip()
+    assert section.console_lines(document)[0].strip()
     assert run([*settings, "--resume"], "04_visualize_results") == 0
     assert "step 04: kept (up to date)" in capsys.readouterr().err
 
@@ -565,18 +565,18 @@ def test_a_variant_that_loses_the_gpu_leaves_the_rounds_before(monkeypatch):
     made = [paced.measured("unsorted", 0.5), paced.measured("twice", 0.25), paced.measured("losing", 0.25)]
     one_round = rounds._one_round
 
-    def loses(each: Measured, *others: object, **named: object) -> None:
-        if each.variant.name == "losing" and len(each.seconds) == at:
+    def loses(timed: Measured, *others: object, **named: object) -> None:
+        if timed.variant.name == "losing" and len(timed.seconds) == at:
             raise torch.AcceleratorError("CUDA error: unspecified launch failure\nand more")
-        one_round(each, *others, **named)
+        one_round(timed, *others, **named)
 
     monkeypatch.setattr(rounds, "_one_round", loses)
     at = 3
     running, refused, taken = rounds.take_turns(
         made, [["a"] * 4] * 9, Timer(paced.clock), 1e9, lambda number: None
     )  # fmt: skip
-    assert ([each.variant.name for each in running], taken) == (["unsorted", "twice"], [0, 1, 2])
-    assert all(len(each.seconds) == len(each.single_s) == len(each.logits) == 3 for each in running)
+    assert ([timed.variant.name for timed in running], taken) == (["unsorted", "twice"], [0, 1, 2])
+    assert all(len(timed.seconds) == len(timed.single_s) == len(timed.logits) == 3 for timed in running)
     assert str(refused["losing"].lost) == "losing: AcceleratorError: CUDA error: unspecified launch failure"
     at = 1
     again = [paced.measured(name, 0.5) for name in ("unsorted", "losing")]
@@ -591,5 +591,5 @@ def test_a_variant_that_lost_the_gpu_before_is_not_tried_again_and_the_others_ar
     ]
     shop = SimpleNamespace(loaded=SimpleNamespace(device=torch.device("cpu")), probe=["a"])
     made, refused = rounds.make(listed, shop, Timer(paced.clock), 1e9, lambda text: None, ["new in words"])
-    assert [each.variant.name for each in made] == ["unsorted"]
+    assert [timed.variant.name for timed in made] == ["unsorted"]
     assert refused["new"].text == "it has lost the GPU before, and is not tried again"
