@@ -37,12 +37,12 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
 
 
-def partof(words: int) -> str:
+def text_of(words: int) -> str:
     return " ".join(f"w{3 + index % (WORDS - 3)}" for index in range(words))
 
 
 def test_ids_and_cuts_are_those_of_the_usual_call_over_all_chunks(tokenizer):
-    texts = [*(partof(words) for words in (5, 6, 7, 30, 1)), "w3 unknown [SEP] w4", " w5\n w6 [PAD]", "é w7"]
+    texts = [*(text_of(words) for words in (5, 6, 7, 30, 1)), "w3 unknown [SEP] w4", " w5\n w6 [PAD]", "é w7"]
     usual = tokenizer(texts, truncation=True, max_length=8)
     tokenizer(texts[0])  # which takes the limit away again
     tokens = tokenize(tokenizer, texts, max_length=8)
@@ -50,7 +50,7 @@ def test_ids_and_cuts_are_those_of_the_usual_call_over_all_chunks(tokenizer):
     assert tokens.lengths.tolist()[:5] == [7, 8, 8, 8, 3]  # two special tokens each; six words fit exactly
     assert tokens.truncated == sum(bool(encoding.overflowing) for encoding in usual.encodings) == 2
     words = [9 if row % 7 == 0 else 2 for row in range(2 * TOKENIZER_CHUNK + 5)]
-    tokens = tokenize(tokenizer, [partof(word) for word in words], max_length=8)
+    tokens = tokenize(tokenizer, [text_of(word) for word in words], max_length=8)
     assert tokens.lengths.tolist() == [min(word + 2, 8) for word in words]
     assert tokens.truncated == words.count(9)
 
@@ -64,7 +64,7 @@ def test_a_tokenizer_that_does_more_than_the_rust_one_is_called_as_it_is(tokeniz
     assert tokenize(marking, ["w3", "w4"], max_length=8).ids[1].tolist() == [1, 9, 4, 2]
 
 
-def test_a_tokenizer_written_in_python_cannot_tell_what_was_cut_and_a_partwithout_tokens_is_named(tokenizer):
+def test_a_tokenizer_written_in_python_cannot_tell_what_was_cut_and_a_text_without_tokens_is_named(tokenizer):
     class Encoded(dict):
         encodings = None
 
@@ -160,9 +160,9 @@ def logits_of(model: Any, batch: Batch) -> torch.Tensor:
         return forward(model, batch)
 
 
-def test_a_parthas_the_same_logits_in_any_batch_and_without_padding_needs_no_mask(classifier, tokenizer):
+def test_a_text_has_the_same_logits_in_any_batch_and_without_padding_needs_no_mask(classifier, tokenizer):
     words = [1, 30, 4, 12, 12, 2, 7, 25, 3, 18]
-    tokens = tokenize(tokenizer, [partof(word) for word in words], max_length=64)
+    tokens = tokenize(tokenizer, [text_of(word) for word in words], max_length=64)
     alone = torch.cat([logits_of(classifier, collate(tokens, [row], PAD, CPU)) for row in range(len(words))])
     for batch in (range(len(words)), *token_budget_batches(tokens.lengths, budget=40)):
         logits = logits_of(classifier, collate(tokens, batch, PAD, CPU))

@@ -18,7 +18,6 @@ from boundby.inference import (
     one_by_one,
     strategies,
 )
-from boundby.inference import tokenize as tokenize_texts
 from boundby.inference.batches import Tokens
 from boundby.inference.packing import (
     EFFICIENT,
@@ -119,6 +118,16 @@ def plain_varlen(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, **asked: 
     return torch.cat(parts)
 
 
+def require_packed(family: str, trims: bool, attention: str, tokens: Tokens) -> None:
+    """Hold the packed logits of the texts against those of one text at a time."""
+    model = windowed(family) if family in WINDOWED else classifiers.build(family, 50, 0)
+    with torch.inference_mode():
+        packed = strategies.Packed(model, None, PRECISIONS["float32"], trims, attention=attention)
+        logits = packed.logits(tokens, range(len(LENGTHS))).numpy()
+    alone = one_by_one(model, tokens, range(len(LENGTHS)))
+    np.testing.assert_allclose(logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+
+
 @pytest.mark.parametrize("torch_2_11", [True, False], ids=["torch 2.11", "later"])
 @pytest.mark.parametrize("trims", [True, False])
 @pytest.mark.parametrize("family", ["Mistral", "Gemma3Text", *classifiers.FAMILIES])
@@ -145,12 +154,7 @@ def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(
 
     monkeypatch.setattr(varlen, "varlen_attn", earlier if torch_2_11 else later)
     assert has_varlen()
-    model = windowed(family) if family in WINDOWED else classifiers.build(family, 50, 0)
-    with torch.inference_mode():
-        packed = strategies.Packed(model, None, PRECISIONS["float32"], trims, attention=VARLEN)
-        logits = packed.logits(tokens, range(len(LENGTHS))).numpy()
-    alone = one_by_one(model, tokens, range(len(LENGTHS)))
-    np.testing.assert_allclose(logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    require_packed(family, trims, VARLEN, tokens)
     assert queries == [sum(LENGTHS), len(LENGTHS) if trims else sum(LENGTHS)]
 
 
@@ -169,18 +173,11 @@ def test_the_memory_efficient_kernel_is_asked_for_what_the_model_does(family, tr
         return plain_varlen(q[0], k[0], v[0], starts, key_starts, scale=scale, window_size=window)[None], None
 
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", plain)
-    model = windowed(family) if family in WINDOWED else classifiers.build(family, 50, 0)
-    with torch.inference_mode():
-        packed = strategies.Packed(
-            model, None, PRECISIONS["float32"], trims and family != "ModernBert", attention=EFFICIENT
-        )
-        if family == "ModernBert":  # whose windows reach to both sides
-            with pytest.raises(UnsupportedAttention, match="a window of"):
-                packed.logits(tokens, range(len(LENGTHS)))
-            return
-        logits = packed.logits(tokens, range(len(LENGTHS))).numpy()
-    alone = one_by_one(model, tokens, range(len(LENGTHS)))
-    np.testing.assert_allclose(logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    if family == "ModernBert":  # whose windows reach to both sides
+        with pytest.raises(UnsupportedAttention, match="a window of"):
+            require_packed(family, False, EFFICIENT, tokens)
+        return
+    require_packed(family, trims, EFFICIENT, tokens)
     assert queries == [sum(LENGTHS), len(LENGTHS) if trims else sum(LENGTHS)]
 
 
@@ -406,22 +403,6 @@ def test_a_card_packs_its_texts_with_norms_of_one_launch(card, precision, strate
         assert predictor.check.same_labels >= 0.95 * predictor.check.rows
         assert prediction.computed_tokens == prediction.useful_tokens  # nothing is padded
     assert launches[0] - launches[1] >= 5 * norms
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-@pytest.mark.parametrize("family", ["qwen2", "bert"])
-def test_a_gpu_packs_half_precision_without_a_doubt(family):
-    changes = {"hidden_size": 128}  # heads of 32: the kernel takes no narrower ones than 8
-    texts = classifiers.reviews(64)
-    tokenizer = classifiers.tokenizer(texts)
-    model = classifiers.build(family, len(tokenizer), tokenizer.pad_token_id, **changes).cuda()
-    predictor = Predictor(model, tokenizer, PredictorOptions(128, "bfloat16"), texts)
-    assert predictor.strategy == "packed, variable-length attention"
-    assert predictor.doubts == ()
-    alone = one_by_one(model, tokenize_texts(tokenizer, texts, 128), range(len(texts)))
-    allowed = MOST_TOLERANCE * np.abs(alone).max()
-    assert np.abs(predictor.predict(texts).logits - alone).max() < allowed
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

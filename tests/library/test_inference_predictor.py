@@ -48,7 +48,7 @@ def predictor(model, tokenizer, texts):
     return Predictor(model, tokenizer, OPTIONS, texts)
 
 
-def test_every_nameis_packed_without_a_doubt_and_gives_the_labels_of_one_text_at_a_time(predictor, texts, alone):
+def test_every_family_is_packed_without_a_doubt_and_gives_the_labels_of_one_text_at_a_time(predictor, texts, alone):
     assert (predictor.strategy, predictor.doubts) == ("packed, sorted by length", ())
     assert predictor.check.same_labels == predictor.check.rows == 52
     prediction = predictor.predict(texts)
@@ -171,7 +171,7 @@ def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(tokenizer, texts, m
     assert "unexpected argument position_ids" in predictor.doubts[0]
 
 
-def test_a_text_without_madeis_named_one_too_long_is_cut_and_no_texts_have_no_logits(predictor, texts):
+def test_a_text_without_tokens_is_named_one_too_long_is_cut_and_no_texts_have_no_logits(predictor, texts):
     with pytest.raises(ValueError, match="text 1 has no tokens: ''"):
         predictor.predict(["good", ""])
     prediction = predictor.predict([" ".join(texts[:20]), "short"])
@@ -180,7 +180,7 @@ def test_a_text_without_madeis_named_one_too_long_is_cut_and_no_texts_have_no_lo
     assert prediction.logits.shape == (0, classifiers.LABELS)
 
 
-def test_a_tokenizer_that_marks_madeby_type_is_refused(tokenizer):
+def test_a_tokenizer_that_marks_tokens_by_type_is_refused(tokenizer):
     class Typed(classifiers.Spelled):
         def __call__(self, texts, max_length, **_):
             ids = super().__call__(texts, max_length)

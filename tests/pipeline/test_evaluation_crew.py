@@ -190,7 +190,7 @@ def at(settings, folder: Path, store: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_runners_without_a_shared_directorymake_one_evaluation_through_a_store(made, planned, tmp_path, puts, kind):
+def test_runners_without_a_shared_folder_make_one_evaluation_through_a_store(made, planned, tmp_path, puts, kind):
     store = "memory://run" if kind == "memory" else f"file://{tmp_path}/store"
     first, second, third = (at(made[1], tmp_path / name, store) for name in ("first", "second", "third"))
     assert workplace.evaluate(first, "plan", "run --shards 0/2") == [0, 0]
@@ -242,7 +242,7 @@ def test_a_worker_needs_the_store_alone_and_proves_its_inputs(made, planned, tmp
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_weights_in_a_subdirectoryreach_a_worker_through_the_store_under_their_path(tmp_path, puts, kind):
+def test_weights_in_a_subfolder_reach_a_worker_through_the_store_under_their_path(tmp_path, puts, kind):
     model = save_bert(tmp_path / "model")
     weights = model / "sub" / "part.safetensors"
     weights.parent.mkdir()
@@ -258,7 +258,7 @@ def test_weights_in_a_subdirectoryreach_a_worker_through_the_store_under_their_p
     ShardPredictor.open(plan)
 
 
-def test_a_store_whose_names_lead_out_of_the_models_directoryis_refused(planned, tmp_path, puts):
+def test_a_store_whose_names_lead_out_of_the_models_folder_is_refused(planned, tmp_path, puts):
     store = storage.Storage("memory://run")
     store.push_plan(planned[0])
     config = next(path for path in MemoryFileSystem.store if path.endswith("/config.json"))

@@ -21,7 +21,6 @@ from utils.command.errors import InputError, PipelineError
 from utils.data import load_texts
 from utils.evaluation import rows, tuning
 from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
-from utils.evaluation.parts import Record
 from utils.evaluation.plan import Budget, Identity
 from utils.evaluation.tuning import Load
 from utils.models.tasks.sequence_classification import score
@@ -140,26 +139,8 @@ def test_clocks_that_differ_change_no_duration(skew_s):
     assert elapsed_seconds(one_host) == 25
 
 
-def cost(started: float, seconds: float, host: str, device: str) -> Record:
-    counts = dict.fromkeys(
-        ("shard", "tokens", "truncated", "computed_texts", "useful_tokens", "computed_tokens", "guarded_texts"), 0
-    )
-    return Record(
-        "plan",
-        part_sha256="",
-        texts_sha256="",
-        **counts,
-        started_s=started,
-        seconds=seconds,
-        phases_s={},
-        host=host,
-        device="cuda:0",
-        device_id=device,
-        device_peak_bytes=None,
-        process_peak_bytes=None,
-        memory_reasons=(),
-        out_of_memory=0,
-    )
+def cost(started: float, seconds: float, host: str, device: str) -> SimpleNamespace:
+    return SimpleNamespace(span=(started, seconds), host=host, device_id=device)
 
 
 class Machine:

@@ -12,7 +12,6 @@ from boundby.inference import Predictor, PredictorOptions, one_by_one
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import save_bert
 from utils.command.artifacts import EvaluationFolder
-from utils.evaluation import parts
 from utils.evaluation import plan as plans
 
 ROWS = 200
@@ -44,9 +43,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[str]]
 def evaluated(settings: list[str], results: Path) -> tuple[plans.Plan, dict[str, Any], np.ndarray]:
     assert workplace.evaluate([*settings, f"output.results_dir={results}"], *workplace.WHOLE) == [0, 0, 0]
     folder = EvaluationFolder(results / "evaluation")
-    tables = [parts.read(path.read_bytes()) for path in sorted(folder.path.glob("part-*"))]
-    labels = np.concatenate([table["prediction"].to_numpy() for table in tables])
-    return plans.load(folder), json.loads(folder.metrics.read_text())["metrics"], labels
+    return plans.load(folder), json.loads(folder.metrics.read_text())["metrics"], np.array(workplace.labels(results))
 
 
 def test_near_ties_get_the_labels_of_one_text_at_a_time_however_short_the_evaluation(tied, tmp_path):

@@ -21,7 +21,7 @@ from utils.models.tasks.sequence_classification.score import ConfidentMistakes
 # Classes
 
 
-def test_every_class_has_the_rowof_sklearn():
+def test_every_class_has_the_scores_of_sklearn():
     source = np.random.default_rng(1)
     labels = source.integers(0, 6, 300)
     predictions = np.where(source.random(300) < 0.7, labels, source.integers(0, 6, 300))

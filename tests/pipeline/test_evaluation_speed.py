@@ -67,7 +67,7 @@ def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, 
     asked: list[tuple[str, float]] = []
 
     def chosen(model, tokenizer, sample, rule, options):
-        faster = replace(options, precision="float32_fast")
+        faster = replace(options, precision="float32_fast", packs=False)
         return SimpleNamespace(options=faster, report=None, reasons=(), reference=None)
 
     def compilation(setting, predictor, compiled, texts, load, foreseen):
@@ -79,6 +79,8 @@ def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, 
     monkeypatch.setattr(tuning, "choose_compilation", compilation)
     assert workplace.evaluate(here[1], "plan evaluation.precision=fastest") == [0]
     assert asked == [("float32_fast", 0.25 * TOKENS)]
+    assert workplace.evaluate(here[1], "run evaluation.precision=fastest") == [0]  # by the batches that were chosen
+    assert plans.load(here[0]).choices.strategy == "padded with a mask"
 
 
 def test_the_texts_that_a_gpu_computes_one_by_one_are_in_what_choosing_a_precision_costs(here, monkeypatch):

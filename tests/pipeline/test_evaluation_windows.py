@@ -12,8 +12,8 @@ from boundby.inference import one_by_one, packing, tokenize
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import LABELS, WORDS, edit_config, save_qwen
 from utils.command.artifacts import EvaluationFolder
-from utils.evaluation import parts, rows
 from utils.evaluation import plan as plans
+from utils.evaluation import rows
 from utils.models import loading as models
 from utils.settings.schema import Model
 from utils.variants import ways
@@ -47,12 +47,11 @@ def evaluated(settings: list[str], results: Path) -> tuple[plans.Plan, np.ndarra
     assert workplace.evaluate([*settings, f"output.results_dir={results}"], "plan", "run") == [0, 0]
     folder = EvaluationFolder(results / "evaluation")
     plan = plans.load(folder)
-    tables = [parts.read(path.read_bytes()) for path in sorted(folder.path.glob("part-*"))]
     model = AutoModelForSequenceClassification.from_pretrained(plan.places.model, dtype=torch.float32).eval()
     texts = [text for shard in plan.shards for text in rows.read(Path(plan.places.dataset), shard, None).texts]
     tokens = tokenize(AutoTokenizer.from_pretrained(plan.places.model), texts, plan.choices.max_length)
     alone = one_by_one(model, tokens, range(len(texts))).argmax(axis=1)
-    return plan, np.concatenate([table["prediction"].to_numpy() for table in tables]), alone
+    return plan, np.array(workplace.labels(results)), alone
 
 
 def test_the_longest_rows_are_checked_too_so_that_a_way_that_is_wrong_for_them_alone_is_found(
@@ -108,5 +107,5 @@ def test_what_is_compared_in_padded_batches_never_has_short_and_long_texts_in_on
     assert agreement.share == 1 and agreement.max_abs_logit_difference < 1e-4
     alone = one_by_one(loaded.model, tokenize(loaded.tokenizer, middle, 64), range(40))
     shop = ways.Workshop(loaded, 64, 16, middle, time.perf_counter)
-    for way in (ways._as_they_come(shop), ways._sorted(shop), ways._packed(shop)):
+    for way in (ways._as_they_come(shop), ways._sorted(shop), ways._in("float32", shop)):
         np.testing.assert_allclose(way.logits(middle), alone, atol=1e-4)

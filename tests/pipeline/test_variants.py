@@ -28,7 +28,7 @@ from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock
 from tests.tiny_models import LABELS
 from utils.command.errors import EnvironmentLacksError
-from utils.evaluation.engine_process import EngineFailed, EngineProcess, told
+from utils.evaluation.engine_process import EngineFailed, EngineProcess, reason_of
 from utils.report import variants as section
 from utils.settings.schema import Variants
 from utils.variants import comparison, operators, rounds, ways
@@ -324,20 +324,20 @@ def test_a_failure_is_told_by_its_cause_on_one_line():
         except RuntimeError as error:
             return error
 
-    assert told(wrapped(ValueError("found conflicts:\n\n - a shape of 3\nmore"))) == (
+    assert reason_of(wrapped(ValueError("found conflicts:\n\n - a shape of 3\nmore"))) == (
         "ValueError: found conflicts: - a shape of 3"
     )
     ours = EnvironmentLacksError("tiny: cpu has no memory for the model; use model.dtype=bfloat16")
     ours.__cause__ = RuntimeError("DefaultCPUAllocator: not enough memory")
-    assert told(ours) == str(ours), "what we say has the way out in it"
+    assert reason_of(ours) == str(ours), "what we say has the way out in it"
     placed = RuntimeError("Exception from src/infer_request.cpp:224:\nException from src/graph.cpp:1628:\nNode Add\n")
-    assert told(placed) == "RuntimeError: Node Add"
-    full = told(wrapped(OSError(errno.ENOSPC, "No space left on device")))
+    assert reason_of(placed) == "RuntimeError: Node Add"
+    full = reason_of(wrapped(OSError(errno.ENOSPC, "No space left on device")))
     assert full.startswith("its file cannot be written: No space left on device; output.results_dir")
-    assert told(RuntimeError("basic_ios::clear: iostream error")).startswith(
+    assert reason_of(RuntimeError("basic_ios::clear: iostream error")).startswith(
         "its file cannot be written: the disk is full"
     )
-    assert told(EngineFailed("its process ended (exit code -9)")) == "its process ended (exit code -9)"
+    assert reason_of(EngineFailed("its process ended (exit code -9)")) == "its process ended (exit code -9)"
 
 
 def test_operators_are_told_apart_on_the_same_texts_and_a_fused_model_by_what_is_left():

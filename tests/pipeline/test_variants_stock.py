@@ -196,7 +196,7 @@ def test_lengths_are_rounded_up_by_less_than_a_half_and_not_beyond_the_longest()
 
 def test_a_model_whose_positions_depend_on_the_longest_text_is_not_padded_to_longer_ones(folders, monkeypatch):
     monkeypatch.setattr(stock, "rotary_of", lambda model: True)
-    monkeypatch.setattr(stock, "compile_obstacle", lambda device: None)
+    monkeypatch.setattr(ways, "compile_obstacle", lambda device: None)
     _, refused, _ = made(folders["decoder"], "cuda_graphs", "compiled_max_autotune", card=H100)
     said = ("not_possible", "its rotary positions depend on the longest text; lengths are rounded up here")
     assert reasons(refused) == dict.fromkeys(("compiled_max_autotune", "cuda_graphs"), said)
@@ -218,7 +218,7 @@ def test_a_capture_that_fails_is_a_row_with_the_reason_and_the_others_go_on(fold
     assert shop.doubts == []
 
 
-def test_a_capture_that_leaves_the_process_in_another_state_makes_the_comparingdoubtful(folders, monkeypatch):
+def test_a_capture_that_leaves_the_process_in_another_state_makes_the_comparison_doubtful(folders, monkeypatch):
     def broken(work: object, *, pool: object) -> None:
         raise stock.CaptureLeftoverError("memory is no longer given back")
 
@@ -339,7 +339,7 @@ def test_a_model_with_attention_of_its_own_has_no_kernel_to_choose(folders):
 ])  # fmt: skip
 def test_the_whole_forward_is_compiled_in_the_mode_that_is_named_and_in_few_shapes(folders, monkeypatch, name, mode):
     shapes, compiled, processes = list[tuple[int, ...]](), list[dict](), set[int]()
-    monkeypatch.setattr(stock, "compile_obstacle", lambda device: None)
+    monkeypatch.setattr(ways, "compile_obstacle", lambda device: None)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda model, **settings: compiled.append(settings))
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     plain = stock._forward

@@ -142,11 +142,11 @@ def _serve(connection: Connection, *arguments: Any) -> None:
         try:
             answer = True, getattr(serving, call)(*values)
         except Exception as error:  # exporters and engines raise anything
-            answer = False, told(error)
+            answer = False, reason_of(error)
         connection.send(answer)
 
 
-def told(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return what went wrong in one sentence: exporters wrap the reason into pages of advice."""
     while error.__cause__ is not None and not isinstance(error, PipelineError):
         error = error.__cause__
@@ -179,7 +179,7 @@ class _Serving:
         try:
             importlib.import_module(self._library)
         except Exception as error:  # it may lack a library of the system
-            raise EngineFailed(f"{self._library} is installed and cannot be loaded: {told(error)}") from None
+            raise EngineFailed(f"{self._library} is installed and cannot be loaded: {reason_of(error)}") from None
         self._tokenizer = models.load_tokenizer(self._source, self._trust)
 
     def convert(self) -> None:

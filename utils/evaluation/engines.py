@@ -35,7 +35,7 @@ from boundby.machine import environment, has_bfloat16_products, is_host
 from boundby.timing import estimate
 from boundby.work import Interval
 from utils.command import EnvironmentLacksError, InputError, PipelineError, contents, lacking
-from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
+from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle, reason_of
 from utils.evaluation.plan import PLAN_COMMAND, Converted, EngineChoice, Plan
 from utils.models import LoadedModel
 
@@ -99,7 +99,7 @@ def choose(
                 session = open_session(file, ENGINES[name], torch.get_num_threads())
                 offered[name] = as_precision(name, session), file, seconds
             except Exception as error:  # libraries raise anything
-                failed.setdefault(told(error), []).append(words)
+                failed.setdefault(reason_of(error), []).append(words)
     reasons = [*(f"not {', '.join(words)}: {said}" for said, words in failed.items()), *reasons]
     return _fastest(own, loaded, sample, rule, offered, reasons)
 

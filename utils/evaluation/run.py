@@ -234,7 +234,7 @@ def _closed(store: Storage | None) -> str | None:
     return f"no engine was tried: {store.url} would not bring its model to other machines" if store else None
 
 
-def told(run: Run, made: plans.Plan) -> dict[str, Any]:
+def summary(run: Run, made: plans.Plan) -> dict[str, Any]:
     """Return the plan as --json prints it: where it lies, how much there is to predict, and how much is left."""
     folder = _folder(run)
     done = sum(folder.part(shard).exists() for shard in range(len(made.shards)))

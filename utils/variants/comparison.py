@@ -159,10 +159,10 @@ def _measure(run: Run, comparison: Comparison, parts: Sequence[np.ndarray], time
     watch = instruments.watch(device).start()
     with run.progress(None, "compare the variants") as progress:
 
-        def told(number: int) -> None:
+        def on_round(number: int) -> None:
             progress.advance(1, f"round {number}")
 
-        made, refused, taken = rounds.take_turns(comparison.made, texts, timer, deadline, told)
+        made, refused, taken = rounds.take_turns(comparison.made, texts, timer, deadline, on_round)
     seen = watch.stop().disturbances(busy_threads(device))
     comparison.doubts += [str(Doubt("disturbed", disturbance.text)) for disturbance in seen if disturbance.is_passing]
     comparison.made, comparison.sizes = made, [len(parts[part]) for part in taken]

@@ -21,11 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from boundby.bound import LEFTOVER, CaptureLeftoverError, Fix, captured
 from boundby.formatting import first_line
 from boundby.inference import Batch, Precision, Tokens, collate, forward, in_dtype, is_causal, rotary_of, tokenize
-from boundby.machine import compile_obstacle, has_bfloat16_products, is_gpu, runtime
+from boundby.machine import has_bfloat16_products, is_gpu, runtime
 from utils.command import EnvironmentLacksError, require_installed
 from utils.models import FLASH_ATTENTION
 from utils.variants.recommendation import Kind
-from utils.variants.ways import SORTED, Refused, Variant, Way, Workshop, padded, require_memory, sorted_size
+from utils.variants.ways import SORTED, Refused, Variant, Way, Workshop, padded, require_memory, requiring, sorted_size
 
 HALF = "sorted_half"
 # Compute capability that a package needs for it: products of eight floating bits are those of Ada and Hopper.
@@ -262,21 +262,6 @@ def _to_float8(model: Any) -> None:
         raise Refused("not_possible", "none of its layers has sizes that fp8 takes: multiples of 16")
 
 
-def _require_gpu(shop: Workshop) -> None:
-    if not is_gpu(shop.loaded.device):
-        raise Refused("not_possible", "only a GPU has that choice")
-
-
-def _require_compiler(shop: Workshop) -> None:
-    if obstacle := compile_obstacle(shop.loaded.device):
-        raise Refused("not_possible", obstacle)
-
-
-def _require_graphs(shop: Workshop) -> None:
-    _require_gpu(shop)
-    _require_compiler(shop)
-
-
 def _require_cache(shop: Workshop) -> None:
     batch = next(_shapes(shop, 1))
     with torch.inference_mode():
@@ -287,7 +272,7 @@ def _require_cache(shop: Workshop) -> None:
 
 def _require_package(name: str, shop: Workshop) -> None:
     """Raise Refused where this is no GPU that the package has kernels for, and then where it is not installed."""
-    _require_gpu(shop)
+    requiring("gpu")(shop)
     has, needs = runtime(shop.loaded.device).get_device_capability(shop.loaded.device), CAPABILITY[name]
     if has < needs:
         least, own = (".".join(map(str, version)) for version in (needs, has))
@@ -300,7 +285,7 @@ def _require_package(name: str, shop: Workshop) -> None:
 
 def _require_sdpa(is_everywhere: bool, shop: Workshop) -> None:
     if not is_everywhere:
-        _require_gpu(shop)
+        requiring("gpu")(shop)
     own = shop.loaded.model.config._attn_implementation
     if own != "sdpa":
         raise Refused("not_possible", f"the attention of this model is {own!r}, which calls no kernel of torch's SDPA")
@@ -387,8 +372,8 @@ CHANGES = {
         check=partial(_require_package, "torchao"),
         kind="reduced",
     ),
-    "compiled_reduce_overhead": _compiler("reduce-overhead", COMPILE_S, _require_graphs),
-    "compiled_max_autotune": _compiler("max-autotune", AUTOTUNE_S, _require_compiler),
+    "compiled_reduce_overhead": _compiler("reduce-overhead", COMPILE_S, requiring("gpu", "compiler")),
+    "compiled_max_autotune": _compiler("max-autotune", AUTOTUNE_S, requiring("compiler")),
     "cuda_graphs": Change(
         "CUDA graphs",
         (
@@ -397,7 +382,7 @@ CHANGES = {
             "with torch.cuda.graph(graph): logits = model(input_ids=ids, attention_mask=mask).logits",
             "ids.copy_(batch_ids); mask.copy_(batch_mask); graph.replay()  # for each batch: then logits are its own",
         ),
-        check=_require_gpu,
+        check=requiring("gpu"),
         computing=_replayed,
         fix=Fix("issue_at_once"),
         is_captured=True,

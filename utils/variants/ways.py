@@ -253,21 +253,23 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     return [
         Variant(REFERENCE, "padded, unsorted", _as_they_come, base=None),
         Variant(SORTED, "padded, sorted by length", _sorted, base=REFERENCE),
-        Variant(PACKED, PACKED, _packed, REFERENCE, Fix("remove_padding"), settings=()),
+        Variant(PACKED, PACKED, partial(_in, "float32"), REFERENCE, Fix("remove_padding"), settings=()),
         Variant("float32_prepacked", "prepacked weights", partial(_in, "float32_prepacked"), settings=(),
-                require=_require_prepacking),
+                require=requiring("prepacking")),
         Variant("half_threads", fewer, partial(_with_threads, half), fix=of_threads,
-                settings=(), environment={"OMP_NUM_THREADS": str(half)}),
+                require=requiring("threads"), settings=(), environment={"OMP_NUM_THREADS": str(half)}),
         Variant("float32_fast", "reduced-precision matmul", partial(_in, "float32_fast"), fix=of_products,
                 settings=(f"model.matmul_precision={coarser}",), kind="reduced"),
-        Variant("bfloat16", "bfloat16", _bfloat16, fix=bf16, settings=("model.dtype=bfloat16",), kind="reduced"),
-        Variant("float16", "float16", _float16, fix=fp16, settings=("model.dtype=float16",), kind="reduced"),
+        Variant("bfloat16", "bfloat16", partial(_in, "bfloat16"), fix=bf16, settings=("model.dtype=bfloat16",),
+                require=requiring("bfloat16"), kind="reduced"),
+        Variant("float16", "float16", partial(_in, "float16"), fix=fp16, settings=("model.dtype=float16",),
+                require=requiring("float16"), kind="reduced"),
         Variant("int8", "int8", partial(_in, "int8"), settings=any_precision, kind="reduced"),
         Variant("compiled", "compiled", partial(_compiled, "float32"), fix=fused, setup_s=COMPILE_S,
-                require=_require_compiler, settings=("evaluation.compile=on",)),
+                require=requiring("compiler"), settings=("evaluation.compile=on",)),
         Variant("bfloat16_compiled", "compiled bfloat16", partial(_compiled, "bfloat16"), "bfloat16", fused,
                 settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S,
-                require=_require_compiler, kind="reduced"),
+                require=requiring("bfloat16", "compiler"), kind="reduced"),
         *(Variant(name, engine.words, partial(_engine, name), SORTED if name == engine.library else engine.library,
                   setup_s=ENGINE_S.get(name, 0.0), require=partial(_require_engine, engine),
                   kind="same_arithmetic" if engine.precision == "float32" else "reduced")
@@ -391,64 +393,51 @@ def _program(options: PredictorOptions) -> tuple[str, ...]:
     return *(("import torch",) if more else ()), imports, f"{call}.predict(texts).labels"
 
 
-def _packed(shop: Workshop) -> Way:
-    return _in("float32", shop)
-
-
 def _in(precision: str, shop: Workshop) -> Way:
     way = _predicting(shop.predictor(precision), shop.loaded)
     return replace(way, setting=partial(ALL_PRECISIONS[precision].active, shop.loaded.device))
 
 
-def _require_prepacking(shop: Workshop) -> None:
-    if not can_prepack(shop.loaded.device):
-        raise Refused("not_possible", "this device has no kernels for prepacked weights")
-
-
-def _bfloat16(shop: Workshop) -> Way:
-    _require_bfloat16(shop.loaded)
-    return _in("bfloat16", shop)
-
-
-def _require_bfloat16(loaded: LoadedModel) -> None:
-    if not has_bfloat16_products(loaded.device):
-        raise Refused("not_possible", "this processor has no bfloat16 products: it would emulate them, slower")
-
-
-def _float16(shop: Workshop) -> Way:
-    if not is_gpu(shop.loaded.device):
-        raise Refused("not_possible", "float16 is fast on a GPU alone")
-    return _in("float16", shop)
-
-
-def _require_compiler(shop: Workshop) -> None:
-    if obstacle := compile_obstacle(shop.loaded.device):
-        raise Refused("not_possible", obstacle)
-
-
 def _compiled(precision: str, shop: Workshop) -> Way:
-    if precision == "bfloat16":
-        _require_bfloat16(shop.loaded)
     return _predicting(shop.predictor(precision, compiled=True), shop.loaded)
 
 
 def _with_threads(number: int, shop: Workshop) -> Way:
-    if not is_host(shop.loaded.device):
-        raise Refused("not_possible", "the threads of the host do not compute where there is a GPU")
     if number >= torch.get_num_threads():
         raise Refused("not_possible", "there is one thread")
-    way = _packed(shop)
+    way = _in("float32", shop)
     program = ("import torch", f"torch.set_num_threads({number})", *way.program)
     return replace(way, setting=lambda: host_threads(number), program=program)
+
+
+# What a variant needs of a device: the reason where that is not available.
+NEEDS: dict[str, Callable[[torch.device], str | None]] = {
+    "bfloat16": lambda device: None if has_bfloat16_products(device) else NO_BFLOAT16,
+    "float16": lambda device: None if is_gpu(device) else "float16 is fast on a GPU only",
+    "prepacking": lambda device: None if can_prepack(device) else "this device has no kernels for prepacked weights",
+    "threads": lambda device: None if is_host(device) else "the threads of the host do not compute for a GPU",
+    "compiler": lambda device: compile_obstacle(device),
+    "gpu": lambda device: None if is_gpu(device) else "only a GPU has that choice",
+    "host": lambda device: None if is_host(device) else "engines are compared on a CPU only",
+}
+NO_BFLOAT16 = "this processor has no bfloat16 products: it would emulate them, slower"
+
+
+def requiring(*needs: str) -> Callable[[Workshop], None]:
+    """Return what raises Refused where the device lacks any of `NEEDS`."""
+
+    def require(shop: Workshop) -> None:
+        for reason in (NEEDS[name](shop.loaded.device) for name in needs):
+            if reason:
+                raise Refused("not_possible", reason)
+
+    return require
 
 
 def _require_engine(engine: Engine, shop: Workshop) -> None:
     if engine.lacking:
         raise Refused("not_installed", str(lacking(*engine.lacking)))
-    if not is_host(shop.loaded.device):
-        raise Refused("not_possible", "it is compared on a CPU alone")
-    if engine.precision == "bfloat16":
-        _require_bfloat16(shop.loaded)
+    requiring("host", *(["bfloat16"] if engine.precision == "bfloat16" else []))(shop)
     if engine.calibrated and len(shop.calibration) < LEAST_CALIBRATION:
         raise Refused("too_few_texts", f"its ranges are found with {LEAST_CALIBRATION} texts or more; the dataset has "
                       f"{len(shop.calibration)}")  # fmt: skip
