@@ -55,22 +55,22 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     said = card.card(compared)
     text = " ".join(" ".join(said).split())
     assert "[confirmed: no padding gave 1.26× on this batch]" in text
-    assert "Tried here over all texts: bfloat16, without padding 3.3× [3.2, 3.4], 99.7 % same labels · int8, " in text
-    assert "Next use bfloat16, without padding: measured 3.3× [3.2, 3.4] python run_pipeline.py --from 2 model" in text
+    assert "Tried here over all texts: bfloat16, packed 3.3× [3.2, 3.4], 99.7 % same labels · int8, " in text
+    assert "Next use bfloat16, packed: measured 3.3× [3.2, 3.4] python run_pipeline.py --from 2 model" in text
     titles = [step.title for step in advice.advice(compared)]
     assert "precision medium" in (told := section(compared, "What was tried")) and "1.26×" not in told
     assert not {"Bfloat16", "Run in bfloat16", "Batch texts of similar length together"} & set(titles)
     files.write_json(data.layout.variants, {**variants(), "texts": 40})
     assert "Tried here over 40 texts: " in " ".join(card.card(read(document, **traced()))).replace("  ", " ")
-    files.write_json(data.layout.variants, variants("without_padding"))
+    files.write_json(data.layout.variants, variants("packed"))
     first = advice.advice(read(document, **traced()))[0]
     assert (
         first.command is None and "runs that way already" in first.why and first.title == "Pack the texts (no padding)"
     )
-    files.write_json(data.layout.variants, {**variants("without_padding"), "batch_size": 1})  # which has none
+    files.write_json(data.layout.variants, {**variants("packed"), "batch_size": 1})  # which has none
     first = advice.advice(read(document, **traced()))[0]
     assert first.title == "Compute several texts at once" and "one text at a time" in first.why
-    files.write_json(data.layout.variants, variants("as_it_comes"))
+    files.write_json(data.layout.variants, variants("unsorted"))
     assert not any(step.title.startswith("Use padded") for step in advice.advice(read(document, **traced())))
 
 

@@ -14,7 +14,7 @@ from utils.report.pictures import variants as plot
 from utils.report.sources import Missing, ReportData
 from utils.variants import sentence
 
-REFERENCE = "as_it_comes"
+REFERENCE = "unsorted"
 UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 LEAST = 2  # of a unit, to be told in it
 MARK = " *"
