@@ -12,7 +12,6 @@ from boundby.machine import environment
 from boundby.work import Interval
 from utils.baseline import Row
 from utils.command import Run
-from utils.evaluation import planning
 from utils.report import advice, doubts, sources, variants
 from utils.report.sources import ReportData
 from utils.steps import estimate
@@ -35,6 +34,8 @@ def show_card(run: Run, texts: int, is_under_way: bool) -> None:
 
     `texts` are those of the whole dataset.
     """
+    from utils.evaluation import planning  # loads torch, which a report that is made again does without
+
     data = replace(sources.read(run), is_under_way=is_under_way)
     run.say(f"\n{draw(data)}\n")
     if is_under_way and data.chosen:
