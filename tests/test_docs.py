@@ -86,11 +86,9 @@ def test_every_setting_that_is_named_exists(page):
 def known_flags() -> set[str]:
     """Every flag that one of our programs answers for in its help or its source."""
     programs = [ROOT / "run_pipeline.py", ROOT / "setup" / "verify.py", *sorted((ROOT / "scripts").glob("*.py"))]
-    helped = [
-        subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs
-    ]
-    assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
-    texts = [each.stdout for each in helped] + [command.SHOWN]
+    runs = [subprocess.run([sys.executable, str(path), "--help"], capture_output=True, text=True) for path in programs]
+    assert all(run.returncode == 0 for run in runs), [run.stderr for run in runs]
+    texts = [run.stdout for run in runs] + [command.SHOWN]
     sources = (
         ROOT / "tests" / "gpu" / "conftest.py",
         ROOT / "setup_environment.sh",
@@ -145,7 +143,7 @@ def test_the_code_that_runs_and_simulates_a_plan_does_so(tmp_path, monkeypatch, 
     names = {"__name__": "__main__", "model": model, "inputs": inputs}
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "docs/layers-and-planner.md", "exec"), names)
-    assert torch.equal(names["found"].outputs, model(inputs))
+    assert torch.equal(names["run_here"].outputs, model(inputs))
     said = capsys.readouterr().out
     assert "simulated: " in said and said.count("s predicted") == 1 + 2  # the stage, the latency and the last finish
 
