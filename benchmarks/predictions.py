@@ -148,7 +148,7 @@ def of_texts(model: Any, shape: tuple[int, int], limits: ceilings.Ceilings, comp
     batch = batch_of(range(samples))
     subject = fixes.Subject(model, tokenizer, tokens, batch, range(len(lengths)))
     offered = [fixes.without_padding(subject), fixes.in_another_dtype(subject, torch.bfloat16)]
-    offered += [fixes.with_coarser_products(subject, "medium", math.inf)]
+    offered += [fixes.with_reduced_precision_matmul(subject, "medium", math.inf)]
     offered += [_batch_size(model, batch_of(range(other)), samples) for other in _others(samples)]
     offered += [fixes.compiled(subject)] if compiles else []
     real = [int(length) for length in lengths[:samples]]
