@@ -49,7 +49,7 @@ bench: setup-test  ## ratios against peers, each in one run
 	    echo "== $$file"; $(PYTHON) "$$file" $(ARGS) || failed+=" $$file"; \
 	done; [[ -z $$failed ]] || { echo "failed:$$failed" >&2; exit 1; }
 
-gpu: setup-gpu  ## what only a card can show, in eight minutes, a line each; without one a line and exit code 3, of make 2
+gpu: setup-gpu  ## the checks that need a GPU, in eight minutes; exit code 2 without one
 	@$(PYTHON) -m pytest -q tests/gpu $(ARGS)
 
 lint: setup-test  ## style, format, types, and known vulnerabilities of what is installed
