@@ -169,13 +169,13 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, rename={"metric_rows
 
     def rows_of(self, name: str, kind: Kind = "stage") -> np.ndarray:
         """Return the occurrences of one name, the oldest first."""
-        places = [place for place, known in enumerate(self.names) if known == Name(name, kind)]
-        return self.occurrences[np.isin(self.occurrences["stage"], places)]
+        indices = [index for index, known in enumerate(self.names) if known == Name(name, kind)]
+        return self.occurrences[np.isin(self.occurrences["stage"], indices)]
 
     def values_of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps and the finite values of one metric."""
-        places = [place for place, known in enumerate(self.metric_names) if known == metric]
-        rows = self.metric_rows[np.isin(self.metric_rows["metric"], places)]
+        indices = [index for index, known in enumerate(self.metric_names) if known == metric]
+        rows = self.metric_rows[np.isin(self.metric_rows["metric"], indices)]
         rows = rows[np.isfinite(rows["value"])]
         return rows["step"], rows["value"]
 

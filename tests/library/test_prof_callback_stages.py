@@ -73,7 +73,7 @@ def test_evaluations_are_in_no_step_and_not_in_forward_and_nothing_is_out_of_ord
     assert steps["host_ns"][1:8].tolist() == [whole] * 7
     assert run.times.remarks == () and run.times.open == ()
     assert run.times.status == "finished" and run.times.last_step == 9
-    assert {each.name for each in run.times.stages if each.kind == "span"} == {"epoch"}
+    assert {stage.name for stage in run.times.stages if stage.kind == "span"} == {"epoch"}
 
 
 ARGS = SimpleNamespace(n_gpu=0, torch_compile=False, eval_on_start=False)
@@ -114,13 +114,13 @@ class Events:
         self.marks.train_end()
         self.timer.stop()
         times = self.timer.snapshot()
-        found: dict[str, list[int]] = {}
+        ns_by_name: dict[str, list[int]] = {}
         for row in times.occurrences:
-            found.setdefault(times.names[row["stage"]].name, []).append(int(row["host_ns"]))
-        return found
+            ns_by_name.setdefault(times.names[row["stage"]].name, []).append(int(row["host_ns"]))
+        return ns_by_name
 
     def remarks(self) -> dict[str, str]:
-        return {each.what: each.reason for each in self.timer.remarks.all()}
+        return {remark.what: remark.reason for remark in self.timer.remarks.all()}
 
 
 STEP = ("step_begin", "call", "pre_optimizer_step", "optimizer_step", "step_end")
@@ -232,7 +232,7 @@ def test_a_model_that_cannot_be_watched_has_one_stage_for_forward_and_backward(m
 def test_under_nsight_the_recorded_steps_are_collected_and_every_stage_has_a_range(tmp_path, cuda):
     losses(tmp_path, ProfCallback(str(tmp_path), 1, 1, 1, 2, enable_nsight_systems=True), max_steps=7)
     calls = cuda.calls
-    steps = [each for each in calls if each in ("start", "stop") or each.startswith("step_")]
+    steps = [call for call in calls if call in ("start", "stop") or call.startswith("step_")]
     assert steps == [
         *("step_0", "step_1", "start", "step_2", "stop"),
         *("step_3", "step_4", "start", "step_5", "stop", "step_6", "step_7"),
@@ -240,7 +240,7 @@ def test_under_nsight_the_recorded_steps_are_collected_and_every_stage_has_a_ran
     assert calls.count("pop") == 8
     collected = calls[calls.index("start") : calls.index("stop")]
     order = ["begin data", "begin forward", "begin backward", "begin optimizer", "begin scheduler"]
-    assert [each for each in collected if each in order] == order
+    assert [call for call in collected if call in order] == order
     for name in ("data", "forward", "backward", "optimizer", "epoch"):
         assert calls.count(f"begin {name}") == calls.count(f"end {name}") + (name == "data")
     assert not list(tmp_path.glob("iteration_*")) and not (tmp_path / "trace.json").exists()
@@ -252,7 +252,7 @@ def test_without_nsight_the_command_is_said_and_only_stages_are_timed(tmp_path, 
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "train", "--name", "two words"])
     callback = ProfCallback(str(tmp_path), 1, 1, 1, 2, enable_nsight_systems=True)
     losses(tmp_path, callback, max_steps=7)
-    record, _ = [each for each in caplog.records if each.name.startswith("boundby")]
+    record, _ = [record for record in caplog.records if record.name.startswith("boundby")]
     said, _, command = record.getMessage().partition("Start it with: ")
     assert said.startswith("Nsight Systems: this program does not run under it")
     assert shlex.split(command) == [

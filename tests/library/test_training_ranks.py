@@ -79,11 +79,11 @@ def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_
     alone = {"rank", "step_s", "in_no_stage_share", "metrics"}
     assert set(single) - set(document) == alone
     assert (document["status"], document["first_step"], document["last_step"]) == ("finished", 0, 19)
-    processes = [(each["rank"], each["status"], each["step_s"]["n"]) for each in document["ranks"]]
+    processes = [(rank["rank"], rank["status"], rank["step_s"]["n"]) for rank in document["ranks"]]
     assert processes == [(0, "finished", 20), (1, "finished", 20)]
     assert document["verdict"]["straggler"]["rank"] == 0
     assert document["verdict"]["text"][0].startswith("What:  input")
-    data = next(each for each in document["stages"] if each["name"] == "data")
+    data = next(stage for stage in document["stages"] if stage["name"] == "data")
     assert data["per_step_s"] == [{"rank": 0, "seconds": 6.0}, {"rank": 1, "seconds": 1.0}]
 
 
@@ -112,7 +112,7 @@ def test_a_killed_process_and_missing_ones_are_named(tmp_path):
     leave(tmp_path, 1, 4, is_killed=True)
     leave(tmp_path, 2, 4, error=RuntimeError("out of memory"))
     document = merged_summary(tmp_path)
-    assert [(each["rank"], each["status"]) for each in document["ranks"]] == [(1, "running"), (2, "failed")]
+    assert [(rank["rank"], rank["status"]) for rank in document["ranks"]] == [(1, "running"), (2, "failed")]
     assert (document["status"], document["error"]) == ("failed", "RuntimeError: out of memory")
     assert document["missing_ranks"] == [0, 3]
     assert "ranks: nothing is known of 0, 3 of 4" in document["verdict"]["doubts"]
@@ -123,7 +123,7 @@ def test_what_cannot_be_read_is_named_with_its_reason(tmp_path):
     leave(tmp_path, 0)
     (tmp_path / "rank1_stage_times.json").write_text("{")
     document = merged_summary(tmp_path)
-    assert [each["rank"] for each in document["unreadable_ranks"]] == [1]
+    assert [rank["rank"] for rank in document["unreadable_ranks"]] == [1]
     assert "rank1_stage_times.json" in document["unreadable_ranks"][0]["reason"]
     (tmp_path / "rank0_stage_times.json").write_text("{")
     (tmp_path / "rank0_stage_log.jsonl").unlink()
@@ -191,11 +191,11 @@ def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(t
         files.write_json(path, document | {"profiler_s": seconds})
     write_merged_summary(tmp_path)
     document = summary_in(tmp_path)
-    given_up = [(each["rank"], each["what"], each["reason"]) for each in document["given_up"]]
+    given_up = [(remark["rank"], remark["what"], remark["reason"]) for remark in document["given_up"]]
     assert given_up == [(0, "trace", "broken on 0"), (1, "trace", "broken on 1")]
-    assert [(each["rank"], each["what"]) for each in document["unavailable"]] == [(n, "device events") for n in (0, 1)]
+    assert [(item["rank"], item["what"]) for item in document["unavailable"]] == [(n, "device events") for n in (0, 1)]
     assert document["profiler_s"] == 2.5
-    assert [each["profiler_s"] for each in document["ranks"]] == [0.0, 2.5, None]
+    assert [rank["profiler_s"] for rank in document["ranks"]] == [0.0, 2.5, None]
 
 
 @pytest.mark.parametrize("summary", ["", "[]", '{"given_up": 3}', '{"given_up": ["text"]}'])
@@ -206,7 +206,7 @@ def test_of_a_process_without_a_sound_summary_the_stage_times_tell_what_it_gave_
     timer.stop()
     (tmp_path / f"rank1_{SUMMARY}").write_text(summary)
     write_merged_summary(tmp_path)
-    assert [(each["rank"], each["what"]) for each in summary_in(tmp_path)["given_up"]] == [(1, "readings")]
+    assert [(remark["rank"], remark["what"]) for remark in summary_in(tmp_path)["given_up"]] == [(1, "readings")]
     assert summary_in(tmp_path)["profiler_s"] is None
 
 
@@ -216,7 +216,7 @@ def test_whoever_stops_last_completes_the_summary(tmp_path, order):
     for rank in order:
         leave(tmp_path, rank, 3)
         merge_at_stop(RunFiles(tmp_path, rank, 3))
-        written.append((tmp_path / SUMMARY).is_file() and [each["rank"] for each in summary_in(tmp_path)["ranks"]])
+        written.append((tmp_path / SUMMARY).is_file() and [rank["rank"] for rank in summary_in(tmp_path)["ranks"]])
     assert written[-1] == [0, 1, 2]
     assert written[order.index(0)] == sorted(order[: order.index(0) + 1])  # the first process needs no other
     assert not any(written[: order.index(0)])
@@ -233,4 +233,4 @@ def test_a_process_that_stops_while_another_writes_is_not_lost(tmp_path, monkeyp
 
     monkeypatch.setattr(files, "write_json", write_late)
     write_merged_summary(tmp_path)
-    assert [each["rank"] for each in summary_in(tmp_path)["ranks"]] == [0, 1]
+    assert [rank["rank"] for rank in summary_in(tmp_path)["ranks"]] == [0, 1]

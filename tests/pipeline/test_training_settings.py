@@ -40,18 +40,20 @@ def given(monkeypatch, capsys):
 
 
 def flat(settings: TrainingSettings) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, each in settings.model_dump().items():
-        found |= {f"{name}.{key}": inner for key, inner in each.items()} if isinstance(each, dict) else {name: each}
-    return found
+    flattened: dict[str, Any] = {}
+    for name, value in settings.model_dump().items():
+        flattened |= (
+            {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return flattened
 
 
 def test_the_schedule_of_the_specification_is_the_default_of_file_and_program():
     assert load(TrainingSettings, ROOT / "configs" / "training.yaml") == TrainingSettings()
-    found = TrainingSettings().profiling
-    assert (found.enabled, found.output_dir) == (False, "outputs/profiler_logs")
-    assert (found.schedule_every_n_steps, found.wait_steps, found.warmup_steps) == (50, 1, 1)
-    assert (found.active_steps, found.repeat_cycles) == (3, 2)
+    profiling = TrainingSettings().profiling
+    assert (profiling.enabled, profiling.output_dir) == (False, "outputs/profiler_logs")
+    assert (profiling.schedule_every_n_steps, profiling.wait_steps, profiling.warmup_steps) == (50, 1, 1)
+    assert (profiling.active_steps, profiling.repeat_cycles) == (3, 2)
     plan = Plan(100, 44, 32, 2, 2)
     assert (plan.epochs, plan.samples_per_step, plan.rows_per_epoch) == (3, 128, 44 * 128)
 
@@ -219,8 +221,8 @@ def test_profile_clean_leaves_what_runs_and_what_is_not_ours_and_other_peoples_l
     say_pid(run, os.getpid(), 2**30)
     assert make("profile-clean", f"RUNS={run.parent}").returncode == 0
     assert {path.name for path in run.parent.iterdir()} == {"mine", "other"}
-    found = {str(path.relative_to(logs)) for path in logs.rglob("*") if path.is_file()}
-    assert found == {*theirs, "Model/a copy of mine.json"}
+    left = {str(path.relative_to(logs)) for path in logs.rglob("*") if path.is_file()}
+    assert left == {*theirs, "Model/a copy of mine.json"}
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_profile_clean_leaves_what_runs_and_what_is_not_ours_and_other_peoples_l
 def test_targets_set_up_what_they_need_first(target, setup, command):
     lines = make("--just-print", target, "STEPS=7", "RUNS=elsewhere").stdout.splitlines()
     if setup:
-        first = next(place for place, line in enumerate(lines) if f"setup_environment.sh {setup} --quiet" in line)
+        first = next(number for number, line in enumerate(lines) if f"setup_environment.sh {setup} --quiet" in line)
         lines = [line for line in lines[first + 1 :] if not line.startswith("mkdir")][:1]
     assert any(command in line for line in lines)
 

@@ -19,7 +19,7 @@ from tests import lightning_fits as fits
 from tests.lightning_fits import PACKAGES, Rows, module_of, nobody
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(600)]
-pytestmark += [pytest.mark.filterwarnings(each) for each in fits.WARNINGS]
+pytestmark += [pytest.mark.filterwarnings(warning) for warning in fits.WARNINGS]
 
 ATTEMPTS = 5
 WITHIN, WITHIN_S = 0.05, 0.001
@@ -88,23 +88,25 @@ def attempt(package: str, accumulate: int, folder: Path) -> Found:
     times = read_stage_times(folder / "Tiny")
     ends = times.rows_of("step", "step")
     usual = ends["step"][ends["flags"] == 0]
-    found = {
+    medians = {
         stage: excess(sleeper.sums(parts, STEPS)[usual], stage_in_steps(times, stage, usual))
         for stage, parts in PARTS.items()
     }
     evaluations = times.rows_of("evaluation", "excluded")["host_ns"] / 1e9
-    return {**found, "evaluation": excess(sleeper.sums(("validate",), EVALUATIONS), evaluations)}
+    return {**medians, "evaluation": excess(sleeper.sums(("validate",), EVALUATIONS), evaluations)}
 
 
 @pytest.mark.parametrize(("package", "accumulate"), [(PACKAGES[0], 1), (PACKAGES[0], 2), (PACKAGES[1], 1)])
 def test_sleeps_land_in_their_stage_within_5_percent_and_a_millisecond(package, accumulate, tmp_path):
     best: dict[str, float] = {}
     for number in range(1, ATTEMPTS + 1):
-        found = attempt(package, accumulate, tmp_path / str(number))
-        off = {stage: abs(said - slept) - WITHIN * slept for stage, (slept, said) in found.items()}
-        shown = ", ".join(f"{stage} {1e3 * said:.2f} of {1e3 * slept:.2f} ms" for stage, (slept, said) in found.items())
+        medians = attempt(package, accumulate, tmp_path / str(number))
+        off = {stage: abs(said - slept) - WITHIN * slept for stage, (slept, said) in medians.items()}
+        shown = ", ".join(
+            f"{stage} {1e3 * said:.2f} of {1e3 * slept:.2f} ms" for stage, (slept, said) in medians.items()
+        )
         print(f"attempt {number} ({package}, accumulate {accumulate}): {shown}")
         best = off if not best or max(off.values()) < max(best.values()) else best
         if max(best.values()) <= WITHIN_S:
             return
-    assert {stage: each for stage, each in best.items() if each > WITHIN_S} == {}
+    assert {stage: excess_s for stage, excess_s in best.items() if excess_s > WITHIN_S} == {}

@@ -61,8 +61,8 @@ class SlowModel(tasks.BaselineCNN):
 
     def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         self.sleep("forward" if self.training else "evaluation")
-        found = super().forward(pixel_values, labels)
-        return {**found, "loss": SlowBackward.apply(found["loss"], self.sleep)} if self.training else found
+        output = super().forward(pixel_values, labels)
+        return {**output, "loss": SlowBackward.apply(output["loss"], self.sleep)} if self.training else output
 
 
 def measured(folder: Path, accumulate: int, monkeypatch: pytest.MonkeyPatch, sleep: Sleep) -> StageTimes:
@@ -106,12 +106,12 @@ def test_each_sleep_stands_in_its_stage_within_5_percent_and_1_ms(tmp_path, monk
         slow = measured(tmp_path / f"slow{attempt}", accumulate, monkeypatch, sleeper)
         wrong = []
         for name, asked in SLEEPS_MS.items():
-            found, slept, work = times_ms(slow, name), np.array(sleeper.ms[name]), np.median(times_ms(bare, name))
-            assert len(found) == len(slept) and (found >= slept).all(), f"{name}: a sleep is not in its stage"
-            beyond = float(np.median(found - slept) - work)
+            recorded, slept, work = times_ms(slow, name), np.array(sleeper.ms[name]), np.median(times_ms(bare, name))
+            assert len(recorded) == len(slept) and (recorded >= slept).all(), f"{name}: a sleep is not in its stage"
+            beyond = float(np.median(recorded - slept) - work)
             print(
                 f"attempt {attempt}, accumulation {accumulate}: {name} {asked:.1f} ms asked, median slept "
-                f"{np.median(slept):.2f}, stage {np.median(found):.2f}, work {work:.2f}, beyond {beyond:+.3f} ms"
+                f"{np.median(slept):.2f}, stage {np.median(recorded):.2f}, work {work:.2f}, beyond {beyond:+.3f} ms"
             )
             wrong += [] if abs(beyond) <= RELATIVE * asked + ABSOLUTE_MS else [name]
         assert len(times_ms(slow, "forward")) == STEPS * accumulate and len(times_ms(slow, "optimizer")) == STEPS

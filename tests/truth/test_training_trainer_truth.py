@@ -59,13 +59,13 @@ class Sleeper(FakeNanoseconds):
 
 def parts(accumulate: int, attach: bool) -> dict[str, tuple[tuple[int, ...], int]]:
     """Return the kinds of naps that each stage of a step is to hold, and how many of them."""
-    found = {"forward": ((FORWARD,), accumulate), "optimizer": ((OPTIMIZER,), 1)}
+    expected = {"forward": ((FORWARD,), accumulate), "optimizer": ((OPTIMIZER,), 1)}
     if attach:
-        found |= {"backward": ((BACKWARD,), accumulate), "clip": ((CLIP,), 1), "callbacks": ((CALLBACK,), 1)}
-        return found | {"data": ((LOAD, TRANSFER), 2 * accumulate), "h2d": ((TRANSFER,), accumulate)}
-    found["backward"] = ((BACKWARD, CLIP), accumulate + 1)
+        expected |= {"backward": ((BACKWARD,), accumulate), "clip": ((CLIP,), 1), "callbacks": ((CALLBACK,), 1)}
+        return expected | {"data": ((LOAD, TRANSFER), 2 * accumulate), "h2d": ((TRANSFER,), accumulate)}
+    expected["backward"] = ((BACKWARD, CLIP), accumulate + 1)
     # The user's callback stands behind ours: what it takes after a step counts to what follows, here the next wait.
-    return found | {"data": ((LOAD, TRANSFER, CALLBACK), 2 * accumulate + 1)}
+    return expected | {"data": ((LOAD, TRANSFER, CALLBACK), 2 * accumulate + 1)}
 
 
 def misses_of(folder: Path, accumulate: int, attach: bool) -> dict[str, float]:
@@ -81,22 +81,22 @@ def misses_of(folder: Path, accumulate: int, attach: bool) -> dict[str, float]:
     for name, (kinds, count) in parts(accumulate, attach).items():
         rows = times.rows_of(name)
         steps = [rows[rows["step"] == step] for step in STEPS]
-        naps = [sleeper.inside(each, base_s, kinds) for each in steps]
-        assert [len(each) for each in naps] == [count] * len(STEPS), f"{name} does not hold its own parts"
-        found = [float(each["host_ns"].sum()) / 1e9 for each in steps]
-        misses |= missed(name, found, [sum(each) for each in naps])
+        naps = [sleeper.inside(step, base_s, kinds) for step in steps]
+        assert [len(nap) for nap in naps] == [count] * len(STEPS), f"{name} does not hold its own parts"
+        recorded = [float(step["host_ns"].sum()) / 1e9 for step in steps]
+        misses |= missed(name, recorded, [sum(nap) for nap in naps])
     evaluations = times.rows_of("evaluation", "excluded")
-    rows = [evaluations[place : place + 1] for place in range(len(evaluations))]
+    rows = [evaluations[index : index + 1] for index in range(len(evaluations))]
     others = () if attach else (CALLBACK,)
-    naps = [sleeper.inside(each, base_s, (EVALUATE, LOAD, TRANSFER, *others)) for each in rows]
-    assert [len(each) for each in naps] == [6 + len(others)] * 3, "an evaluation of two batches"
-    return misses | missed("evaluation", (evaluations["host_ns"] / 1e9).tolist(), [sum(each) for each in naps])
+    naps = [sleeper.inside(row, base_s, (EVALUATE, LOAD, TRANSFER, *others)) for row in rows]
+    assert [len(nap) for nap in naps] == [6 + len(others)] * 3, "an evaluation of two batches"
+    return misses | missed("evaluation", (evaluations["host_ns"] / 1e9).tolist(), [sum(nap) for nap in naps])
 
 
-def missed(name: str, found: list[float], slept: list[float]) -> dict[str, float]:
+def missed(name: str, recorded: list[float], slept: list[float]) -> dict[str, float]:
     """Return the median difference under the name of the stage, where it is too large."""
-    difference = median(one - other for one, other in zip(found, slept, strict=True))
-    print(f"{name}: slept {median(slept) * 1e3:.2f} ms, found {median(found) * 1e3:.2f} ms")
+    difference = median(one - other for one, other in zip(recorded, slept, strict=True))
+    print(f"{name}: slept {median(slept) * 1e3:.2f} ms, found {median(recorded) * 1e3:.2f} ms")
     return {name: difference} if abs(difference) > 0.05 * median(slept) + 1e-3 else {}
 
 

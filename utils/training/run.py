@@ -187,7 +187,7 @@ def _closing(job: Job) -> Iterator[str]:
     if job.settings.profiling.enabled:
         yield from _recorded(job)
     yield ""
-    names = sorted(each.name for each in job.folder.iterdir() if not each.name.startswith(files.TEMPORARY_PREFIX))
+    names = sorted(path.name for path in job.folder.iterdir() if not path.name.startswith(files.TEMPORARY_PREFIX))
     yield f"in {job.folder}: {', '.join(names)}"
 
 

@@ -49,8 +49,8 @@ def digits(size: int, share: float, seed: int) -> Split:
     if size != pixels.shape[-1]:
         pixels = torch.nn.functional.interpolate(pixels, size=size, mode="bilinear")
     rows = [
-        {"pixel_values": each, "labels": label}
-        for each, label in zip(pixels, torch.tensor(labels, dtype=torch.long), strict=True)
+        {"pixel_values": image, "labels": label}
+        for image, label in zip(pixels, torch.tensor(labels, dtype=torch.long), strict=True)
     ]
     return _split(rows, share, seed)
 
