@@ -1,7 +1,7 @@
 """Read the stage times of a run that has ended, runs still, or was killed; and tell the runs of a folder apart."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +251,8 @@ def _stages(
             earlier = earlier or StageSummary(name.name, name.kind, NOTHING, 0.0, None, None, None, 0)
             stages.append(_with_rows(earlier, rows[rows["stage"] == index], new))
     whole = next((stage.host_s.total for stage in stages if stage.kind == "step"), 0.0)
-    return tuple(replace(stage, share=share_of(stage.kind, stage.self_total_s, whole)) for stage in stages)
+    shares = [share_of(stage.kind, stage.self_total_s, whole) for stage in stages]
+    return tuple(msgspec.structs.replace(stage, share=share) for stage, share in zip(stages, shares, strict=True))
 
 
 def _with_rows(earlier: StageSummary, rows: np.ndarray, new: np.ndarray) -> StageSummary:
@@ -264,7 +265,7 @@ def _with_rows(earlier: StageSummary, rows: np.ndarray, new: np.ndarray) -> Stag
     device = joined_column("device_ns", earlier.device_s)
     gap = joined_column("gap_ns", earlier.starvation_s)
     own = usual_new["self_ns"][usual_new["self_ns"] > 0].sum() / NS_PER_S
-    return replace(
+    return msgspec.structs.replace(
         earlier,
         host_s=joined_column("host_ns", earlier.host_s),
         self_total_s=earlier.self_total_s + float(own),

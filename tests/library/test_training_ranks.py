@@ -8,15 +8,14 @@ import pytest
 from boundby import files
 from boundby.bound.verdict import Verdict
 from boundby.training import StageTimer, TimerOptions, ranks_in
-from boundby.training.results import (
-    SUMMARY,
-    RunFiles,
+from boundby.training.results import SUMMARY, RunFiles
+from boundby.training.summary import (
+    job_summary,
     merge_at_stop,
-    merged_summary,
     read_trace_verdict,
-    summary_document,
+    run_summary,
     trace_verdict_of,
-    write_merged_summary,
+    write_job_summary,
 )
 from tests.fakes import FakeNanoseconds
 
@@ -42,12 +41,16 @@ def leave(folder, rank, world_size=2, *, data_s=1.0, backward_s=1.0, is_killed=F
             path.write_bytes(content)
         return
     timer.stop(error)
-    document = summary_document(timer.snapshot(), None, TRACE if rank else None)
+    document = run_summary(timer.snapshot(), None, TRACE if rank else None)
     files.write_json(RunFiles(folder, rank, world_size).path(SUMMARY), document)
 
 
 def summary_in(folder: Path) -> dict:
     return json.loads((folder / SUMMARY).read_text())
+
+
+def merged_summary(folder: Path) -> dict:
+    return json.loads(files.encode_json(job_summary(folder)))
 
 
 def straggler_of(folder: Path) -> dict | None:
@@ -73,7 +76,7 @@ def test_stages_are_compared_over_the_processes(tmp_path):
 def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_path):
     leave(tmp_path, 0, data_s=6.0)
     leave(tmp_path, 1, backward_s=6.0)
-    write_merged_summary(tmp_path)
+    write_job_summary(tmp_path)
     document = summary_in(tmp_path)
     single = json.loads((tmp_path / f"rank0_{SUMMARY}").read_text())
     alone = {"rank", "step_s", "in_no_stage_share", "metrics"}
@@ -91,7 +94,7 @@ def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path):
     for rank in range(2):
         leave(tmp_path, rank)
     merged = merged_summary(tmp_path)
-    assert merged["trace_verdict"] == TRACE.as_dict() and merged["verdict"]["bound"] == "launch"
+    assert trace_verdict_of(merged) == TRACE and merged["verdict"]["bound"] == "launch"
     (tmp_path / f"rank1_{SUMMARY}").write_text('{"trace_verdict": {"bound": "magic"}}')
     assert merged_summary(tmp_path)["trace_verdict"] is None
 
@@ -136,7 +139,7 @@ def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path):
         merged_summary(tmp_path)
     leave(tmp_path, 0, 1)
     with pytest.raises(FileNotFoundError, match="no run of several processes"):
-        write_merged_summary(tmp_path)
+        write_job_summary(tmp_path)
     merge_at_stop(RunFiles(tmp_path, 0, 1))
     assert "ranks" not in summary_in(tmp_path)
 
@@ -189,7 +192,7 @@ def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(t
         document["given_up"] = [{"what": "trace", "reason": f"broken on {rank}"}]
         document["unavailable"] = [{"what": "device events", "reason": "no device"}]
         files.write_json(path, document | {"profiler_s": seconds})
-    write_merged_summary(tmp_path)
+    write_job_summary(tmp_path)
     document = summary_in(tmp_path)
     given_up = [(remark["rank"], remark["what"], remark["reason"]) for remark in document["given_up"]]
     assert given_up == [(0, "trace", "broken on 0"), (1, "trace", "broken on 1")]
@@ -205,7 +208,7 @@ def test_of_a_process_without_a_sound_summary_the_stage_times_tell_what_it_gave_
     timer.remarks.add("readings", "the driver is gone")
     timer.stop()
     (tmp_path / f"rank1_{SUMMARY}").write_text(summary)
-    write_merged_summary(tmp_path)
+    write_job_summary(tmp_path)
     assert [(remark["rank"], remark["what"]) for remark in summary_in(tmp_path)["given_up"]] == [(1, "readings")]
     assert summary_in(tmp_path)["profiler_s"] is None
 
@@ -232,5 +235,5 @@ def test_a_process_that_stops_while_another_writes_is_not_lost(tmp_path, monkeyp
         write_json(path, document)
 
     monkeypatch.setattr(files, "write_json", write_late)
-    write_merged_summary(tmp_path)
+    write_job_summary(tmp_path)
     assert [rank["rank"] for rank in summary_in(tmp_path)["ranks"]] == [0, 1]
