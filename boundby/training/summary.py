@@ -6,7 +6,7 @@ it stops, and so does the last one to stop. Where some were killed, anybody may 
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,15 +16,7 @@ from boundby.bound import Verdict
 from boundby.capture import Remark
 from boundby.training.judgement import TrainingVerdict, judge_training
 from boundby.training.reader import ranks_in, read_stage_times
-from boundby.training.records import (
-    SCHEMA_VERSION,
-    Kind,
-    MetricSummary,
-    StageSummary,
-    StageTimes,
-    Statistics,
-    Status,
-)
+from boundby.training.records import SCHEMA_VERSION, Kind, MetricSummary, StageSummary, StageTimes, Statistics, Status
 from boundby.training.results import SUMMARY, RunFiles
 from boundby.training.store import DOCUMENT, LOG, file_name
 
@@ -71,42 +63,19 @@ class RankSummary(ProcessSummary, frozen=True, kw_only=True):
     stage_times: str
 
 
-class RankSeconds(msgspec.Struct, frozen=True):
-    """What a process spends on a stage in each step, with what lies inside it."""
-
-    rank: int
-    seconds: float
-
-
 class JobStage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage over the processes of a job."""
+    """What the processes of a job spend on a stage in each step, with what lies inside it."""
 
     name: str
     kind: Kind
-    per_step_s: tuple[RankSeconds, ...]
-    mean_s: float
+    per_step_s: dict[int, float]  # by rank
     median_s: float
-    minimum_s: float
-    maximum_s: float
     slowest_rank: int
     slowest_over_median: float | None
 
 
-class UnreadableRank(msgspec.Struct, frozen=True):
-    """A process whose stage times cannot be read."""
-
-    rank: int
-    reason: str
-
-
-class RankRemark(Remark, frozen=True, kw_only=True):
-    """What a process of a job gave up, or could not be given."""
-
-    rank: int
-
-
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The summary of several processes; status and error are those of the one that fared worst."""
+    """The summary of several processes, by rank; status and error are those of the one that fared worst."""
 
     schema_version: int = SCHEMA_VERSION
     status: Status | None
@@ -117,14 +86,14 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int | None
     ranks: tuple[RankSummary, ...]
     missing_ranks: tuple[int, ...]
-    unreadable_ranks: tuple[UnreadableRank, ...]
+    unreadable_ranks: dict[int, str]  # with the reason
     stages: tuple[JobStage, ...]
     verdict: dict[str, Any] | None
     trace_verdict: dict[str, Any] | None
     trace_reason: str | None
     profiler_s: float | None
-    given_up: tuple[RankRemark, ...]
-    unavailable: tuple[RankRemark, ...]
+    given_up: dict[int, tuple[Remark, ...]]
+    unavailable: dict[int, tuple[Remark, ...]]
 
 
 def run_summary(times: StageTimes, manifest: "CaptureManifest | None", trace: Verdict | None) -> RunSummary:
@@ -171,12 +140,12 @@ def job_summary(folder: str | Path) -> JobSummary:
         names = f"rank*_{DOCUMENT} or rank*_{LOG}"
         raise FileNotFoundError(f"{folder}: its newest run has no {names}; it is no run of several processes")
     processes: list[StageTimes] = []
-    unreadable: list[UnreadableRank] = []
+    unreadable: dict[int, str] = {}
     for rank in known:
         try:
             processes.append(read_stage_times(folder, rank))
         except (OSError, ValueError) as error:
-            unreadable.append(UnreadableRank(rank, str(error)))
+            unreadable[rank] = str(error)
     world_size = max([times.world_size for times in processes] + [max(known) + 1])
     files_of = {rank: RunFiles(folder, rank, max(world_size, 2)) for rank in known}
     trace = next(filter(None, map(read_trace_verdict, files_of.values())), None)
@@ -199,14 +168,14 @@ def job_summary(folder: str | Path) -> JobSummary:
             for times in processes
         ),
         missing_ranks=tuple(rank for rank in range(world_size) if rank not in known),
-        unreadable_ranks=tuple(unreadable),
+        unreadable_ranks=unreadable,
         stages=_stages_over_ranks(processes),
         verdict=_with_text(judge_training(processes, trace)) if processes else None,
         trace_verdict=trace.as_dict() if trace else None,
         trace_reason=None if trace else NO_TRACE,
         profiler_s=max((one.profiler_s for one in summaries.values() if one.profiler_s is not None), default=None),
-        given_up=tuple(_of_rank(rank, remark) for rank, one in summaries.items() for remark in one.given_up),
-        unavailable=tuple(_of_rank(rank, remark) for rank, one in summaries.items() for remark in one.unavailable),
+        given_up={rank: one.given_up for rank, one in summaries.items() if one.given_up},
+        unavailable={rank: one.unavailable for rank, one in summaries.items() if one.unavailable},
     )
 
 
@@ -261,10 +230,6 @@ def _summary_of(run_files: RunFiles, times: StageTimes) -> RunSummary:
         return run_summary(times, None, None)
 
 
-def _of_rank(rank: int, remark: Remark) -> RankRemark:
-    return RankRemark(remark.what, remark.reason, remark.count, remark.is_foreseen, rank=rank)
-
-
 def _versions(folder: Path) -> list[tuple[str, int, int]]:
     """Return inode and time of the files of all processes, which change when one writes."""
     versions = []
@@ -288,17 +253,13 @@ def _stages_over_ranks(processes: Sequence[StageTimes]) -> tuple[JobStage, ...]:
                 spent.setdefault((stage.name, stage.kind), {})[times.rank] = stage.host_s.total / steps
     stages = []
     for (name, kind), per_step_s in spent.items():
-        seconds, slowest = list(per_step_s.values()), max(per_step_s, key=per_step_s.__getitem__)
-        middle = median(seconds)
+        slowest, middle = max(per_step_s, key=per_step_s.__getitem__), median(per_step_s.values())
         stages.append(
             JobStage(
                 name=name,
                 kind=kind,
-                per_step_s=tuple(RankSeconds(*pair) for pair in per_step_s.items()),
-                mean_s=mean(seconds),
+                per_step_s=per_step_s,
                 median_s=middle,
-                minimum_s=min(seconds),
-                maximum_s=max(seconds),
                 slowest_rank=slowest,
                 slowest_over_median=per_step_s[slowest] / middle if middle else None,
             )

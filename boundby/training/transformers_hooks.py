@@ -10,7 +10,6 @@ from boundby.training.timer import StageTimer
 
 FORWARD_BACKWARD = "forward_backward"  # where the calls of the model cannot be told apart from what follows
 CALLED_BETWEEN = "the model is called more than once per micro-batch: what lies between counts as backward"
-ASIDE = "the model is called in a step in eval mode and without gradients too: that counts to what it lies in"
 NO_SPLIT = "not told from backward: the model is {}; attach the callback to the trainer to tell them apart"
 
 
@@ -29,7 +28,6 @@ class HookMarks:
         self._after: str | None = None  # what begins when logs, evaluation and checkpoint of the moment are over
         self._is_in_step = self._is_in_epoch = False
         self._splits = False
-        self._has_aside = False  # a call in eval mode and without gradients, since the last event of the step
         self._depth = 0  # of calls of the model inside one another
         self._hooks: list[Any] = []
 
@@ -74,17 +72,15 @@ class HookMarks:
         if self._open == stages.DATA:
             self._leave()
         self._drop()
-        self._is_in_step, self._has_aside = True, False
+        self._is_in_step = True
         self._enter(None if self._splits else FORWARD_BACKWARD)
 
     def substep_end(self) -> None:
         """One micro-batch is done, another one follows."""
-        self._note_aside()
         self._enter(None if self._splits else FORWARD_BACKWARD)
 
     def pre_optimizer_step(self) -> None:
         """The gradients are there."""
-        self._note_aside()
         self._enter(stages.OPTIMIZER)
 
     def optimizer_step(self) -> None:
@@ -133,18 +129,10 @@ class HookMarks:
         else:
             self._enter(stages.CHECKPOINT if control.should_save else self._after)
 
-    def _note_aside(self) -> None:
-        """Report calls that were not marked: the step went on, so it was not in an evaluation."""
-        if self._has_aside:
-            self._timer.remarks.add(stages.FORWARD, ASIDE)
-            self._has_aside = False
-
     def _forward_begins(self, model: torch.nn.Module, *_: Any) -> None:
         self._depth += 1
-        if self._depth > 1 or not self._is_in_step:
-            return
-        if not model.training and not torch.is_grad_enabled():
-            self._has_aside = True
+        is_aside = not model.training and not torch.is_grad_enabled()
+        if self._depth > 1 or is_aside or not self._is_in_step:
             return
         if self._open == stages.BACKWARD:
             self._timer.remarks.add(stages.BACKWARD, CALLED_BETWEEN)
