@@ -120,8 +120,13 @@ def judge(folder: Path, ranks: tuple[StageTimes, ...]) -> TrainingVerdict:
 def told(folder: Path) -> dict[str, Any]:
     """Return a run that has ended as --json prints it: where it lies, its files, and the verdict if it was recorded."""
     ranks = ranks_of(folder)
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(files.TEMPORARY_PREFIX))
-    return {"folder": str(folder), "files": names, "verdict": judge(folder, ranks).as_dict() if ranks else None}
+    verdict = judge(folder, ranks).as_dict() if ranks else None
+    return {"folder": str(folder), "files": files_in(folder), "verdict": verdict}
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the names of the files of a run, without those that are being written."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(files.TEMPORARY_PREFIX))
 
 
 def lines(folder: Path, ranks: tuple[StageTimes, ...]) -> list[str]:
