@@ -151,7 +151,7 @@ def test_what_has_lost_the_gpu_once_is_measured_when_it_is_resumed(here, tmp_pat
 SCRIPT = '''"""A tool."""
 import atexit, sys
 import torch
-from utils import cli
+from utils.command import cli
 
 atexit.register(print, "the usual end")
 
