@@ -126,8 +126,10 @@ def test_a_resumed_run_goes_on_counting_and_the_number_of_a_step_holds_for_its_s
     timer.start(first_step=700)
     timer.step()
     run(timer, clock, backward=1)
+    timer.metrics({"loss": 1.0})
     timer.step(705)  # steps that the trainer skipped
     assert timer.snapshot().rows_of("backward")["step"].tolist() == [705]
+    assert timer.snapshot().metric_rows["step"].tolist() == [705]
     run(timer, clock, forward=1)
     timer.step()
     times = timer.snapshot()
@@ -296,6 +298,28 @@ def test_marks_are_used_again_and_a_device_that_never_answers_costs_its_times_al
     assert times.rows_of("forward")["device_ns"].tolist() == [ABSENT]
     assert times.stage("forward").device_s is None
     assert [remark.what for remark in times.remarks] == ["device times"]
+
+
+def test_what_is_to_be_written_within_a_step_is_added_up_at_its_next_mark(tmp_path, clock):
+    device = Device()
+    with StageTimer(tmp_path, clock=clock, marks=device, options=TimerOptions(in_background=False)) as timer:
+        run(timer, clock, forward=1)
+        device.reach(1.0, 2.0)
+        writer = threading.Thread(target=timer.flush)  # which may not ask the device
+        writer.start()
+        writer.join()
+        assert timer.recorder.num_waiting == 1
+        run(timer, clock, backward=1)
+        assert timer.recorder.num_waiting == 1, "the backward, which the device has not passed"
+
+
+def test_a_collection_of_garbage_across_a_mark_is_left_where_it_fell(timer, clock):
+    with timer.stage("forward"):
+        timer.recorder.collected(clock() - S, clock())
+        clock.advance(1)
+        timer.recorder.collected(clock() - S // 2, clock())
+    timer.step()
+    assert host_ns(timer, "garbage_collection") == [S // 2]
 
 
 def test_a_mark_that_fails_ends_the_times_of_the_device(clock):
