@@ -163,7 +163,7 @@ def arguments() -> argparse.ArgumentParser:
         parser.add_argument(f"--skip-{step['skip']}", action="store_true", help=f"leave out step {number}")
     parser.add_argument("--only", metavar="N", type=int, help="run step N alone")
     parser.add_argument("--from", dest="first", metavar="N", type=int, help="start at step N")
-    parser.add_argument("--resume", action="store_true", help="keep finished steps and visits of an earlier run")
+    parser.add_argument("--resume", action="store_true", help="keep finished steps and rounds of an earlier run")
     parser.add_argument("--dry-run", action="store_true", help="print what each step would do and why; run nothing")
     parser.add_argument(
         "--then", metavar="COMMAND", help=f"run this by the shell at the end, also of a failure; ${EXIT_CODE_VARIABLE}"
