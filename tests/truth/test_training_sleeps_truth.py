@@ -137,13 +137,9 @@ def fit_trainer(accumulate: int, attach: bool, folder: Path, sleep: Sleeper) -> 
     settings = {"eval_strategy": "steps", "eval_steps": 4, "gradient_accumulation_steps": accumulate}
     with trainer_runs.slow_copies(sleep):
         trainer_runs.losses(folder, callback, attach=attach, watch=sleep, logging_steps=100, **settings)
-    parts = {"forward": (("forward",), accumulate), "optimizer": (("optimizer",), 1)}
-    if attach:
-        parts |= {"backward": (("backward",), accumulate), "clip": (("clip",), 1), "callbacks": (("callback",), 1)}
-        parts |= {"data": (("load", "copy"), 2 * accumulate), "h2d": (("copy",), accumulate)}
-    else:  # the user's callback stands behind ours: what it takes after a step counts to what follows
-        parts |= {"backward": (("backward", "clip"), accumulate + 1)}
-        parts |= {"data": (("load", "copy", "callback"), 2 * accumulate + 1)}
+    parts = {"optimizer": (("optimizer",), 1), "clip": (("clip",), 1), "callbacks": (("callback",), 1)}
+    parts |= {name: ((name,), accumulate) for name in ("forward", "backward")}
+    parts |= {"data": (("load", "copy"), 2 * accumulate), "h2d": (("copy",), accumulate)}
     # The first step also fills the loader; an evaluation comes before the fourth and the eighth.
     return Fit(callback.manager, parts, steps=(1, 2, 3, 5, 6, 7))
 
@@ -199,8 +195,7 @@ def missed(stage: str, recorded_s: list[float], slept_s: list[float]) -> dict[st
         *(pytest.param(functools.partial(fit_loop, count), id=f"loop, {count}") for count in (1, 3)),
         *(
             pytest.param(functools.partial(fit_trainer, count, attach), id=f"trainer, {count}, attached {attach}")
-            for count in (1, 2)
-            for attach in (False, True)
+            for count, attach in ((1, True), (2, False))
         ),
         *(
             pytest.param(functools.partial(fit_lightning, count, package), id=f"{package}, {count}")
