@@ -37,7 +37,7 @@ SLEEPS_S = {
     "clip": 0.009,
     "optimizer": 0.010,
     "callback": 0.007,
-    "evaluation": 0.025,
+    "evaluation": 0.1,  # beside which the Trainer does some milliseconds of work
 }
 WAITS = {
     trainer_runs.LOAD: "load",
