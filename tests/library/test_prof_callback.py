@@ -301,11 +301,12 @@ def test_as_a_context_manager_the_callback_is_told_of_exceptions_too(tmp_path):
     callback = ProfCallback(str(tmp_path), 1, 1, 5, **BARE)
     model = Model(FakeNanoseconds(), fail_at=5)
     trainer = make_trainer(tmp_path, callback, model=model)
+    before = state_of(trainer)
     with pytest.raises(RuntimeError, match="the model fails"), callback:
         trainer.train()
+    assert state_of(trainer) == before
     times = read_stage_times(tmp_path)
     assert (times.error, times.remarks, times.open) == ("RuntimeError: the model fails", (), ())
-    assert not model._forward_hooks and not model._forward_pre_hooks
     assert (tmp_path / "iteration_4" / "rank0_trace.pt.trace.json").is_file(), "what was recorded up to there"
     assert "the loop ended inside it" in given_up_in(tmp_path)["trace"]
 
