@@ -96,15 +96,15 @@ def drawings(data: sources.ReportData) -> dict[str, str | None]:
 
 def draw(data: sources.ReportData, *names: str) -> None:
     """Draw the pictures of these names, or take away those that cannot be drawn; all without a name."""
-    pictures.draw([each for each in assembly.report(data).drawings if not names or each.path.name in names])
+    pictures.draw([drawing for drawing in assembly.report(data).drawings if not names or drawing.path.name in names])
 
 
 def advised(data: sources.ReportData) -> list[str]:
-    return [each.title for each in advice.advice(data)]
+    return [step.title for step in advice.advice(data)]
 
 
 def commands(data: sources.ReportData) -> dict[str, str | None]:
-    return {each.title: each.command for each in advice.advice(data)}
+    return {step.title: step.command for step in advice.advice(data)}
 
 
 def _span(value: float, width: float = 0.04) -> dict[str, float]:

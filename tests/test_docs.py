@@ -147,7 +147,7 @@ def test_the_code_that_runs_and_simulates_a_plan_does_so(tmp_path, monkeypatch, 
     names = {"__name__": "__main__", "model": model, "inputs": inputs}
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "docs/layers-and-planner.md", "exec"), names)
-    assert torch.equal(names["found"].outputs, model(inputs))
+    assert torch.equal(names["staged"].outputs, model(inputs))
     said = capsys.readouterr().out
     assert "simulated: " in said and said.count("s predicted") == 1 + 2  # the stage, the latency and the last finish
 

@@ -36,15 +36,13 @@ from boundby.capture import (
     trace_limit,
 )
 from boundby.trace import (
-    host_tree,
-    links,
+    Structure,
     memory_page,
     memory_use,
     op_stats,
     read_trace,
     table_lines,
     table_rows,
-    window,
     without_excluded,
 )
 from boundby.training import stages
@@ -108,7 +106,7 @@ def write_iteration(
     if exports.memory_timeline:
         with guard("memory timeline"):
             trace = own_trace()
-            uses = memory_use(trace, host_tree(trace), window(trace, links(trace)))
+            uses = memory_use(Structure(trace))
             files.write_text(path(MEMORY_TIMELINE), memory_page(uses, f"Memory of rank {manifest.rank}, {folder.name}"))
     if exports.memory_timeline and snapshot:
         with guard("memory snapshot"):
