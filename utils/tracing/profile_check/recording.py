@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import msgspec
-
 from boundby import files
 from boundby.capture import CaptureManifest
 from boundby.cli import typed
@@ -35,23 +33,6 @@ class Check:
     def is_fatal(self) -> bool:
         """Whether the artefact must not be used as it is."""
         return self.state == "fault"
-
-
-class _Profiling(msgspec.Struct):
-    enabled: bool
-
-
-class _Settings(msgspec.Struct):
-    profiling: _Profiling
-
-
-class _Config(msgspec.Struct):
-    """What is read of the config.json of a training run."""
-
-    kind: Literal["training_run"]
-    steps_planned: int
-    world_size: int
-    settings: _Settings
 
 
 @dataclass
@@ -262,8 +243,8 @@ def _training(profile: Profile) -> None:
 
 
 def _settings_and_metrics(profile: Profile, path: Path, ranks: Sequence[int | None]) -> None:
-    config = profile.read(path, _Config, TRAIN_AGAIN)
-    if config is not None and not config.settings.profiling.enabled:
+    config = profile.read(path, run_folder.RunConfig, TRAIN_AGAIN)
+    if config is not None and not config.is_recorded:
         profile.note("profiling", path, "profiling.enabled was false: the run was not recorded (--profiler on)")
     elif config is not None and len(ranks) < config.world_size:
         text = f"stage times of {len(ranks)} of {config.world_size} process(es) are here"
