@@ -205,6 +205,7 @@ THROUGH = {  # pinned, and imported by what imports them
     "altair": "streamlit",  # the charts of the monitor are drawn by it
 }
 TOOLS = {
+    "import-linter",
     "hatchling",
     "hypothesis",
     "mkdocs-material",
