@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,10 @@ from boundby.bound.analysis import Call, bottleneck
 from boundby.bound.analysis import Machine as Limited
 from boundby.bound.bench import Bench
 from boundby.bound.device_time import DeviceTimer
+from boundby.bound.judgement import IDLE_DEVICE
 from boundby.bound.recording import program, record
 from boundby.bound.replay import OnDevice
+from boundby.bound.trials import graph_replay, try_out
 from boundby.layers.engine import ObservabilityEngine
 from boundby.layers.measurement import CudaMarks, Instruments
 from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
@@ -141,6 +144,31 @@ def test_a_capture_that_fails_leaves_the_card_as_it_was_and_the_forward_is_timed
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.equal(forward().logits.cpu(), padded(model)().logits.cpu())
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_trial_whose_capture_fails_closes_its_pool_and_a_card_that_stays_broken_is_a_doubt(
+    machine, monkeypatch, heals
+):
+    forward, bench = padded(qwen2(2, torch.float32)), Bench(timer_of(machine), watch=FakeWatch())
+    closed: list[Any] = []
+    waited: list[int | None] = []
+
+    def reads() -> object:
+        return forward().logits.sum().item()
+
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *given, name=name: closed.append((name, *given)), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    if not heals:
+        growing = count()
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(growing))
+    outcome = try_out(reads, [graph_replay(reads, IDLE_DEVICE)], bench)
+    [untried] = outcome.untried
+    assert untried.kind == "failed" and "previous error during capture" in untried.reason
+    assert closed == [("_cuda_endAllocateToPool", 0, (0, 1)), ("_cuda_releasePool", 0, (0, 1))]
+    assert waited[-1] == 0 and torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert [doubt.kind for doubt in outcome.doubts] == ([] if heals else ["disturbed"])
 
 
 @pytest.mark.parametrize("machine", [SLOW_HOST], indirect=True)
