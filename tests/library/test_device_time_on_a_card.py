@@ -27,7 +27,7 @@ from boundby.timing.timer import QUEUE_DEPTH, Timer
 from boundby.work.attention_mask import unread
 from tests.fakes import FakeTokenizer, FakeWatch
 from tests.gpu_double import H100, Machine, plugged_in
-from utils.baseline.inference import InferenceProfiler
+from utils.baseline.inference import InferenceProfiler, SweepSettings
 from utils.baseline.rounds import Visit
 
 CARD = torch.device("cuda:0")
@@ -181,7 +181,7 @@ def test_the_sweep_of_the_pods_model_has_device_times_and_counts_all_that_it_tak
     began = machine.now
     texts = ["a b c d e f g h", "a b c d e"] * 4
     [row] = owner.profile_multiple_batch_sizes(
-        texts, [2], 2, num_warmup_runs=1, max_seconds=2.0, on_visit=visits.append
+        texts, [2], 2, settings=SweepSettings(num_warmup_runs=1, max_seconds=2.0), on_visit=visits.append
     )
     assert row["device_time_by"] == "graph"
     assert 0 < row["device_per_batch_ms"] < 0.5 * row["enqueue_per_batch_ms"] < row["latency_per_batch_ms_mean"]
