@@ -43,16 +43,16 @@ def attention_backend(work: Work) -> str | Missing:
 
 def backend_of(events: Iterable[Any]) -> str | Missing:
     """Return the same of the profiler's events: of operators within one another the outermost that is known counts."""
-    found: dict[str, int] = {}
+    calls: dict[str, int] = {}
     has_softmax = False
     for event in events:
         if (name := _backend(event)) and not any(map(_backend, _around(event))):
-            found[name] = found.get(name, 0) + 1
+            calls[name] = calls.get(name, 0) + 1
         has_softmax = has_softmax or event.name == SOFTMAX
-    if found:
-        named = "+".join(sorted(found, key=lambda each: -found[each]))
+    if calls:
+        named = "+".join(sorted(calls, key=lambda kernel: -calls[kernel]))
         told_to = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()  # torch 2.11
-        return named.replace(FLASH, f"{FLASH} ({told_to})") if told_to and FLASH in found else named
+        return named.replace(FLASH, f"{FLASH} ({told_to})") if told_to and FLASH in calls else named
     return "eager" if has_softmax else Missing("torch sees no operator of attention in a forward")
 
 
@@ -60,7 +60,7 @@ def _backend(event: Any) -> str | None:
     """Return what an operator computes attention by, None of any other."""
     library, _, operator = event.name.rpartition("::")
     if library == "aten":
-        is_composed = event.name == SOFTMAX and any(each.name == COMPOSED for each in _around(event))
+        is_composed = event.name == SOFTMAX and any(outer.name == COMPOSED for outer in _around(event))
         return "math" if is_composed else next((name for part, name in BACKENDS.items() if part in operator), None)
     return library if library not in ("", OF_TORCH) and any(part in event.name for part in OF_OTHERS) else None
 

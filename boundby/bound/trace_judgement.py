@@ -201,7 +201,7 @@ def _only_fills_the_queue(device: Breakdown) -> bool:
     The device is then at work all the while, and those after the longest step are as long as one another.
     """
     durations = [step.duration_ns for step in device.steps]
-    full = next(place for place, length in enumerate(durations) if length > max(durations) / (1 + STEADY))
+    full = next(index for index, length in enumerate(durations) if length > max(durations) / (1 + STEADY))
     later = durations[full:]
     runs_on = sum(sum(step.idle_ns.values()) for step in device.steps) < STEADY * sum(durations)
     return runs_on and 0 < full < len(durations) and max(durations[:full]) < min(later) and len(later) >= 1
@@ -216,11 +216,11 @@ def _evidence(device: Breakdown) -> Iterator[str]:
         parts = (f"{SAID.get(name, name)} {percent(spent / window, 1)}" for name, spent in kinds.items())
         yield f"of the window: {', '.join(parts)} (what overlaps is counted for the first)"
     causes = sorted(((spent, name) for name, spent in device.causes_ns.items() if spent), reverse=True)
-    told = [
+    shares = [
         f"{name.replace('_', ' ')} {percent(spent / window, 1)}" for spent, name in causes if spent >= TOLD * window
     ]
-    if told:
-        yield f"idle: {', '.join(told)}"
+    if shares:
+        yield f"idle: {', '.join(shares)}"
 
 
 def _gains(analysis: Analysis, waiting: Waiting | None) -> Iterator[Gain]:

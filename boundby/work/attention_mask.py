@@ -19,7 +19,7 @@ def ready_mask(model: Any, mask: torch.Tensor) -> torch.Tensor | None:
     transformers with SDPA attention, and where it has layers of both directions.
     """
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    directions = {each.is_causal for each in modules if isinstance(getattr(each, "is_causal", None), bool)}
+    directions = {module.is_causal for module in modules if isinstance(getattr(module, "is_causal", None), bool)}
     is_known = getattr(getattr(model, "config", None), "_attn_implementation", None) == "sdpa"
     if not is_known or len(directions) != 1 or mask.dim() != 2:
         return None

@@ -132,15 +132,15 @@ def test_a_capture_that_fails_leaves_the_card_as_it_was_and_the_forward_is_timed
     forward = padded(model)
 
     def reads_while_it_is_captured() -> Any:
-        found = forward()
+        output = forward()
         if torch.cuda.is_current_stream_capturing():
-            found.logits.sum().item()
-        return found
+            output.logits.sum().item()
+        return output
 
     timer = timer_of(machine)
     device = DeviceTimer(timer, CudaQueue(CARD))
-    [found] = device.times(reads_while_it_is_captured, timer.enqueue(reads_while_it_is_captured))
-    assert found.by == "chunks" and device.leftover is None
+    [device_time] = device.times(reads_while_it_is_captured, timer.enqueue(reads_while_it_is_captured))
+    assert device_time.by == "chunks" and device.leftover is None
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.equal(forward().logits.cpu(), padded(model)().logits.cpu())
@@ -206,8 +206,8 @@ def test_a_slow_host_is_told_as_launch_bound_with_what_a_graph_gains(machine, mo
         seconds=1.0,
     )
     bench = Bench(timer_of(machine), CudaQueue(CARD), FakeWatch(), replay_s=0.0, trials_s=60.0)
-    found = bottleneck(Call(padded(qwen2(24, torch.bfloat16))), Limited(ceilings, "bfloat16"), bench)
-    [trial] = found.trials
-    assert (found.bound, found.confirmation) == ("launch", "confirmed")
+    verdict = bottleneck(Call(padded(qwen2(24, torch.bfloat16))), Limited(ceilings, "bfloat16"), bench)
+    [trial] = verdict.trials
+    assert (verdict.bound, verdict.confirmation) == ("launch", "confirmed")
     assert trial.fix.kind == "issue_at_once" and trial.measured.value > 2
-    assert any(each.startswith("the device computes for ") for each in found.evidence)
+    assert any(each.startswith("the device computes for ") for each in verdict.evidence)

@@ -78,8 +78,8 @@ class PlainLoop:
         for _ in range(3):
             self.watch.start()
             spent = self._run(size, share)
-            found = self.watch.stop().disturbances(torch.get_num_threads())
-            if not any(each.is_passing for each in found):
+            disturbances = self.watch.stop().disturbances(torch.get_num_threads())
+            if not any(disturbance.is_passing for disturbance in disturbances):
                 break
         self._seconds.setdefault((size, share), []).append(spent)
 
