@@ -139,7 +139,7 @@ def said(parts: Split) -> str:
 
 
 @pytest.mark.parametrize("make", [large_products, element_wise, tiny_operators, slow_kernel, python_between])
-def test_the_owner_of_a_model_made_for_one_comes_first_with_its_share(make: Callable[[], Case], ceilings) -> None:
+def test_the_part_that_a_model_was_made_for_comes_first_with_its_share(make: Callable[[], Case], ceilings) -> None:
     limits = ceilings.limits("float32")
     failed = []
     for attempt in range(ATTEMPTS):
