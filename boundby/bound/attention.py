@@ -30,11 +30,10 @@ COMPOSED, SOFTMAX = "aten::scaled_dot_product_attention", "aten::_softmax"  # th
 def attention_backend(work: Work) -> str | Missing:
     """Make one call, and return what computes its attention.
 
-    That is a backend of torch as torch names it, such as `flash` or `mem_efficient`; several are joined by "+", most
-    calls first, and `flash (FA3)` is another implementation of it that torch was told to take. Else it is the library
-    of an operator that is not torch's, such as `flash_attn`, or `eager`: products and a softmax.
+    That is torch's name of a backend (`flash`, `mem_efficient`), several joined by "+", most calls first; `flash (FA3)`
+    for another implementation of it; another library's name (`flash_attn`); or `eager`: matmul and softmax.
 
-    Missing where torch sees no operator of attention, as in the replay of a graph. Raises what the call raises.
+    Missing where torch sees no attention, as in the replay of a graph. Raises what the call raises.
     """
     with quiet_kineto(), torch.autograd.profiler.profile() as profiled:
         work()
@@ -50,7 +49,7 @@ def backend_of(events: Iterable[Any]) -> str | Missing:
             calls[name] = calls.get(name, 0) + 1
         has_softmax = has_softmax or event.name == SOFTMAX
     if calls:
-        named = "+".join(sorted(calls, key=lambda kernel: -calls[kernel]))
+        named = "+".join(sorted(calls, key=lambda backend: -calls[backend]))
         told_to = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()  # torch 2.11
         return named.replace(FLASH, f"{FLASH} ({told_to})") if told_to and FLASH in calls else named
     return "eager" if has_softmax else Missing("torch sees no operator of attention in a forward")

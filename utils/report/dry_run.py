@@ -125,13 +125,13 @@ def _to_compare(document: Document | None, config: Config) -> str | None:
     """
     if document is None:
         allowed = SPREAD_BY_ROOT_S * math.sqrt(config.profiling.max_seconds_per_batch_size)
-        said = (
+        text = (
             "two such runs are found equal within 3 % at nine of ten batch sizes if rounds of half a second vary by at "
             f"most {100 * allowed:.1f} %, and a slowdown of 5 % is found if by at most {100 * FINDS * allowed:.1f} %"
         )
         enough_s = math.ceil((USUAL_SPREAD / SPREAD_BY_ROOT_S) ** 2)
         more = f"; {100 * USUAL_SPREAD:g} % takes profiling.max_seconds_per_batch_size={enough_s}"
-        return said if config.profiling.max_seconds_per_batch_size >= enough_s else said + more
+        return text if config.profiling.max_seconds_per_batch_size >= enough_s else text + more
     from utils.comparison import budget_for_same, gate_text, minimum_effect  # scipy, for a first dry run too slow
 
     budget = budget_for_same(document)
@@ -149,7 +149,7 @@ def _download(config: Config) -> str:
         made = config.model.name == QUICKSTART and not cache.is_ready(Path(config.dataset.local_path).parent)
         return "0 bytes" + ("; the quickstart model is built here, about a minute" if made else "")
     with ThreadPoolExecutor(len(wanted)) as pool:
-        return "; ".join(pool.map(lambda each: _of_repository(*each), wanted))
+        return "; ".join(pool.map(lambda repository: _of_repository(*repository), wanted))
 
 
 def _of_repository(kind: str, name: str, revision: str | None) -> str:
@@ -170,7 +170,7 @@ def _of_repository(kind: str, name: str, revision: str | None) -> str:
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or type(error).__name__  # its text may hold the address in pieces
         return f"{name}: size unknown, the Hub did not answer ({why})"
-    total = sum(each.get("size") or 0 for each in listed if _is_fetched(kind, each.get("rfilename", "")))
+    total = sum(file.get("size") or 0 for file in listed if _is_fetched(kind, file.get("rfilename", "")))
     return f"{name}: {total:,} bytes"
 
 
