@@ -153,8 +153,7 @@ def _alternatives(plan: PartitionPlan) -> Table:
     mine = [(stage.node, len(stage.units)) for stage in plan.stages]
     rows = [["this plan", _numbers(mine), _ms(plan.value_s), "1.00"]]
     for split in plan.alternatives:
-        is_comparable = split.value_s is not None and plan.value_s > 0
-        ratio = times(split.value_s / plan.value_s) if is_comparable else NOTHING
+        ratio = times(split.value_s / plan.value_s) if split.value_s is not None and plan.value_s > 0 else NOTHING
         value = NOTHING if split.value_s is None else _ms(split.value_s)
         rows.append([clean(split.name), _numbers(split.units), value, ratio])
     headers = ["split", "units", "ms", "times\nthis plan"]

@@ -28,7 +28,7 @@ def render(document: Document) -> str:
     is_heading = [isinstance(block, Heading) for block in document.blocks]
     start = is_heading.index(True) if any(is_heading) else len(is_heading)
     made = environment(TEMPLATES, finalize=_inert)
-    made.filters |= {"kind": lambda block: type(block).__name__, "anchor": _anchor, "image": _image}
+    made.filters.update(kind=lambda block: type(block).__name__, anchor=_anchor, image=_image)
     return made.get_template(TEMPLATE).render(
         document=document,
         opening=document.blocks[:start],

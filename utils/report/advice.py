@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from boundby.bound import Fix, factor
 from boundby.cli import typed
@@ -78,7 +79,7 @@ def _repairs(data: ReportData) -> Iterator[Advice]:
         why = f"Batch size {where} failed: {failed[0]['reasons']['all']}. {data.layout.log('02')} has the details."
         yield Advice(REPAIR, "Find out why batch sizes failed", why, data.command.run("--from", "2"))
     if data.chosen is None and any(row["status"] == "oom" for row in data.rows):
-        size, length = data.rows[0]["batch_size"], data.document["max_length"]
+        size, length = data.rows[0]["batch_size"], cast("int", data.document["max_length"])
         why = f"Batch size {size} ran out of memory. Shorter texts, bfloat16 or a larger machine may help."
         smaller = [f"profiling.max_length={length // 2}", "model.dtype=bfloat16", "profiling.batch_sizes=[1,2,4]"]
         yield Advice(REPAIR, "Make the model fit", why, data.trial("smaller", *smaller))
@@ -235,7 +236,7 @@ def _ratio(row: Row, other: Row) -> Interval:
 
 def _dtype(data: ReportData, row: Row, compared: Sequence[Fix | None]) -> Iterator[Advice]:
     for dtype in data.dtypes[1:]:
-        best = data.best[dtype]
+        best: Any = data.best[dtype]
         faster = next((row for row in data.of(dtype) if row["batch_size"] == best["batch_size"]), None)
         gain = _ratio(faster, row) if faster and Fix("dtype", {"dtype": dtype}) not in compared else None
         if gain and gain.value >= LEAST_GAIN and gain.low > 1:
@@ -276,7 +277,7 @@ def _missed(data: ReportData, name: str) -> tuple[str, str]:
     if name == "gpu_memory_mb":
         return "Meet the memory target", _alternative(choice["within_gpu_memory"])
     if name == "throughput_samples_per_sec":
-        best = choice["max_throughput"]
+        best: Any = choice["max_throughput"]
         rate = f"{number(best['throughput_samples_per_sec'])} samples/s at batch size {best['batch_size']}"
         return "Meet the throughput target", f"The sweep reached {rate}; another dtype, length or machine changes it."
     if name == "gpu_utilization_pct":
@@ -291,7 +292,7 @@ def _missed(data: ReportData, name: str) -> tuple[str, str]:
 def _alternative(choice: Choice) -> str:
     if choice["batch_size"] is None:
         return f"No batch size does ({choice['reason']}): a shorter profiling.max_length, another dtype or machine may."
-    rate = number(choice["throughput_samples_per_sec"])
+    rate = number(cast("float", choice["throughput_samples_per_sec"]))
     return f"Batch size {choice['batch_size']} ({rate} samples/s in the sweep) is {choice['reason']}."
 
 
@@ -333,7 +334,7 @@ def _evaluation(data: ReportData) -> Iterator[Advice]:
         command = data.command.run("--from", "2", "evaluation.limit=null", "dataset.sample_sizes=null")
         yield Advice(CHECK, "Evaluate every row", f"{full['samples']:,} of {rows:,} rows were evaluated.", command)
     if full["truncated"]:
-        length = data.document["max_length"]
+        length = cast("int", data.document["max_length"])
         longest = data.document["model"].get("max_positions") or 2 * length
         share = 100 * full["truncated"] / full["samples"]
         why = f"{full['truncated']:,} texts ({share:.2f} %) were cut to {length} tokens; what was cut cannot count."

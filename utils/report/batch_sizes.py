@@ -1,6 +1,7 @@
 """The sweep as a table, what its gaps mean, which batch size to use, and whether the targets are met."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from boundby.formatting import NOTHING, clean, listed, number, spread, unknown
 from utils.baseline import Choice, Optimal, Row, Target, forecast_in_words
@@ -75,7 +76,7 @@ def _table(dtype: str, rows: Sequence[Row], columns: Sequence[tuple[str, str]]) 
 def _cells(row: Row, columns: Sequence[tuple[str, str]]) -> list[str]:
     return [
         str(row["batch_size"]),
-        STATUS_TEXT.get(row["status"], row["status"]),
+        cast("str", STATUS_TEXT.get(row["status"], row["status"])),
         *(_cell(key, row[key]) for key, _ in columns),
         limited_by(row) if row.get("verdict") else NOTHING,
     ]
@@ -121,14 +122,17 @@ def _choices(best: Optimal, targets: Targets) -> list[tuple[str, str]]:
     same = best["max_throughput"]["batch_size"] == best["batch_size"]
     shown = [(key, label) for key, label in CHOICES if asked.get(key, True) is not None]
     return [
-        (label, _choice(best[key] if key else best)) for key, label in shown if not (same and key == "max_throughput")
+        (label, _choice(cast("Any", best)[key] if key else best))
+        for key, label in shown
+        if not (same and key == "max_throughput")
     ]
 
 
 def _choice(choice: Choice) -> str:
     if choice["batch_size"] is None:
         return f"none ({choice['reason']})"
-    return f"{choice['batch_size']} ({number(choice['throughput_samples_per_sec'])} samples/s): {choice['reason']}"
+    rate = number(cast("float", choice["throughput_samples_per_sec"]))
+    return f"{choice['batch_size']} ({rate} samples/s): {choice['reason']}"
 
 
 def targets(data: ReportData) -> list[Block]:
@@ -151,5 +155,5 @@ def _judgement(target: Target, data: ReportData) -> str:
         return f"{unknown(target['reason'])}; {wanted}"
     is_of_all = data.full is not None and target["name"] in OF_ALL
     where = "over the whole dataset" if is_of_all else f"at batch size {data.choice['batch_size']}"
-    value = f"{number(target['value'])} {unit}".rstrip()
+    value = f"{number(cast('float', target['value']))} {unit}".rstrip()
     return f"{'met' if target['met'] else 'MISSED'}: {value} {where}; {wanted}"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
+from typing import Any
 
 from boundby import files
 from boundby.bound import Compared, Facts, Next, Rate, Verdict
@@ -85,7 +86,7 @@ def _model(data: ReportData) -> str:
 
 
 def _dtype(data: ReportData) -> str | None:
-    own = (data.dtypes or [data.document["model"].get("dtype")])[0]
+    own = data.dtypes[0] if data.dtypes else data.document["model"].get("dtype")
     return f"{own} (auto)" if own and data.is_auto else own
 
 
@@ -165,7 +166,7 @@ def _too_large(data: ReportData) -> str:
 
 def way(data: ReportData) -> str:
     """Return what made the pass over the whole set faster or slower than the sweep."""
-    full = data.full or {}
+    full: Any = data.full or {}
     words = [f"{full['padding_pct']:.0f} % padding"]
     words += [full["precision"].replace("_", " ")] if data.dtypes[:1] != [full["precision"]] else []
     return ", ".join([*words, *(["last layer trimmed"] if full.get("trim") else [])])

@@ -1,6 +1,7 @@
 """What speaks against the figures: of the data, the batch sizes, the pass over all texts, the trace, the settings."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from boundby.formatting import clean, listed
 from utils.render import BulletList, Heading
@@ -106,7 +107,7 @@ def _about(dtype: str, doubts: Sequence[tuple[int, str]]) -> str:
 
 
 def _full(data: ReportData) -> list[str]:
-    full = data.full or {}
+    full: Any = data.full or {}
     texts = [full["labels_doubt"]] if full.get("labels_doubt") else []
     if full.get("truncated"):
         share = 100 * full["truncated"] / full["samples"]

@@ -57,7 +57,7 @@ def _show(numbers: Sequence[str], run: Run) -> None:
         listed.append({"step": number, "title": step.title, "runs": decision.run, "reason": decision.reason})
     fetched = download.result() if download else None
     document = _document(layout) if "02" in numbers else None
-    forecast = (document or {}).get("memory")
+    forecast = document.get("memory") if document else None
     comparable = _to_compare(document, config) if "02" in numbers else None
     price, energy = config.pod.price_per_hour, estimate.energy_wh(minutes, config)
     if fetched:

@@ -1,6 +1,7 @@
 """The numbers over the whole dataset, where their time went, how exact they are, and what the dataset costs."""
 
 from collections.abc import Callable
+from typing import Any, cast
 
 from boundby.formatting import number, quantity, times, unknown
 from utils.evaluation import FullDataset
@@ -76,7 +77,7 @@ def _more(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
 def _ceiling(full: FullDataset) -> str:
     if full["share_of_ceiling_pct"] is None:
         return unknown(full["share_of_ceiling_reason"])
-    rate, ceiling = (number(full[f"{name}_flops_per_sec"] / 1e9) for name in ("useful", "ceiling"))
+    rate, ceiling = (number(cast("Any", full)[f"{name}_flops_per_sec"] / 1e9) for name in ("useful", "ceiling"))
     how = "padding not counted" + ("; the trimmed layer counts in full" if full["trim"] else "")
     return f"{full['share_of_ceiling_pct']:.1f} %: {rate} of {ceiling} matmul GFLOP/s, {how}"
 
@@ -103,7 +104,7 @@ def _exactness(full: FullDataset) -> str:
         f"({100 * report['agreement']:.2f} % [{low:.2f}, {high:.2f}]); logits differ by at most "
         f"{number(report['max_abs_logit_difference'])}, {number(report['mean_abs_logit_difference'])} on average"
     )
-    change = [report.get(f"accuracy_difference{end}") for end in ("", "_low", "_high")]
+    change: list[Any] = [report.get(f"accuracy_difference{end}") for end in ("", "_low", "_high")]
     if None not in change:
         value, low, high = (100 * share for share in change)
         text += f"; accuracy {value:+.2f} [{low:+.2f}, {high:+.2f}] percentage points"
@@ -112,7 +113,7 @@ def _exactness(full: FullDataset) -> str:
 
 def _phases(full: FullDataset) -> list[Block]:
     """Return where the time of the workers went."""
-    phases = full["phases_s"]
+    phases = cast("dict[str, float]", full["phases_s"])
     total, known = full["worker_time_s"], sum(phases.values())
     rows = [[PHASES[name], number(phases[name]), f"{100 * phases[name] / total:.1f}"] for name in PHASES]
     if total - known > LEAST_REST * total:

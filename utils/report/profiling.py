@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from boundby.bound import ARITHMETIC, OF_CAUSES, Verdict, fix_of_cause, plain
 from boundby.formatting import NOTHING, clean, listed, number, times
@@ -84,7 +85,7 @@ def _against_sweep(data: ReportData, verdict: Verdict) -> list[Block]:
 
 def _possible(verdict: Verdict) -> set[str]:
     """Return the bounds that a verdict leaves open; a trace cannot tell whether the work fills the device."""
-    bounds = {verdict.bound, *verdict.alternatives} - {"mixed"}
+    bounds = set[str]([verdict.bound, *verdict.alternatives]) - {"mixed"}
     return bounds | set(ARITHMETIC) if "under_utilised" in bounds else bounds
 
 
@@ -109,11 +110,12 @@ def _steps(steps: TraceSteps, shape: str | None) -> Iterator[tuple[str, str]]:
     if not count:
         yield "Steps", "none are marked; this is about all that was recorded"
         return
+    times: Any = steps  # with a count they are known
     text = (
-        f"{count}{'' if expected is None else f' of {expected}'}, median {number(steps['median_ms'])} ms{_shape(shape)}"
+        f"{count}{'' if expected is None else f' of {expected}'}, median {number(times['median_ms'])} ms{_shape(shape)}"
     )
     if count > 1:
-        text += f", the middle half {number(steps['q1_ms'])} to {number(steps['q3_ms'])} ms"
+        text += f", the middle half {number(times['q1_ms'])} to {number(times['q3_ms'])} ms"
     yield "Steps", text
 
 

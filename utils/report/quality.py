@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from boundby.formatting import NOTHING, clean
 from utils.models import Calibration, ClassScore, ConfidentMistake, Quality
@@ -42,7 +43,7 @@ def _overview(scores: Sequence[ClassScore]) -> str:
 
 
 def _worst(data: ReportData, scores: Sequence[ClassScore]) -> list[Block]:
-    wrong = [score for score in scores if score.support and score.f1 < 1]
+    wrong = [score for score in scores if score.support and score.f1 is not None and score.f1 < 1]
     worst = sorted(wrong, key=lambda score: (score.f1, -score.support, score.label))[:SHOWN]
     if not worst:
         return []
@@ -125,8 +126,9 @@ def _error(measured: Calibration) -> str:
 
 def _usable(measured: Calibration) -> list[str]:
     """Return what share of the texts can be left to the model at which accuracy."""
-    lines = []
-    for threshold in measured.thresholds:
+    lines: list[str] = []
+    thresholds: Sequence[Any] = measured.thresholds  # where there is a confidence, all is known
+    for threshold in thresholds:
         goal = f"To be right in at least {100 * threshold.accuracy_at_least:.0f} %"
         if threshold.confidence is None:
             return [*lines, f"{goal}: no confidence is high enough to be sure of that."]

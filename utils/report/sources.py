@@ -14,7 +14,7 @@ from boundby import files
 from boundby.bound import Verdict
 from boundby.capture import CaptureManifest
 from boundby.cli import typed
-from boundby.formatting import Missing
+from boundby.formatting import Missing as Missing
 from boundby.layers import ModelProfile, read_profile
 from boundby.trace import rows_by_name
 from utils.baseline import (
@@ -148,7 +148,7 @@ class ReportData:
     @property
     def is_scored(self) -> bool:
         """Whether the predictions over the whole dataset could be compared with labels."""
-        full = self.full or {}
+        full: Any = self.full or {}
         return full.get("accuracy", full.get("neighbour_accuracy")) is not None
 
     @property
@@ -182,6 +182,9 @@ def read(run: Run) -> ReportData:
     optima = {(dtype, choice["batch_size"]) for dtype, choice in list(best.items())[:1]}
     chosen = next((row for row in rows if (row["dtype"], row["batch_size"]) in optima), None)
     manifest = _manifest(layout.trace_manifest)
+    operators: tuple[Operator, ...] | Missing
+    trace: Trace | Missing
+    layers: ModelProfile | Missing
     if _is_of_another_model(layout, document):
         operators = trace = layers = Missing(OTHER_MODEL)
     else:
@@ -264,7 +267,8 @@ def _held(path: Path, absent: str, read: Callable[[], T]) -> T | Missing:
 def _operators(layout: Layout) -> tuple[Operator, ...] | Missing:
     """Return one row per operator of the trace."""
     with layout.op_stats.open(encoding="utf-8", newline="") as file:
-        return tuple(rows_by_name(list(csv.DictReader(file)))) or Missing("the trace holds no operators")
+        rows: list[Any] = rows_by_name(list(csv.DictReader(file)))
+        return tuple(rows) or Missing("the trace holds no operators")
 
 
 def _trace(layout: Layout) -> Trace:

@@ -64,7 +64,7 @@ def _model(data: ReportData) -> list[tuple[str, str]]:
     revision = f", revision {clean(model['revision'])}" if model.get("revision") else ""
     total, trainable = model.get("parameters_total"), model.get("parameters_trainable")
     return [
-        ("Model", f"{clean(model.get('name'))} ({origin.get(model.get('origin'), 'unknown origin')}{revision})"),
+        ("Model", f"{clean(model.get('name'))} ({origin.get(model.get('origin', ''), 'unknown origin')}{revision})"),
         ("Type", clean(model.get("type"))),
         ("Labels", _count(model.get("num_labels"))),
         ("Parameters", f"{_count(total)} ({_count(trainable)} trainable)"),

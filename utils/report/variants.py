@@ -33,11 +33,12 @@ def section(data: ReportData) -> list[Content]:
         return []
     rows = measured(compared)
     refused = _refused(compared, 200)
+    unavailable: list[Block] = [Paragraph("Not available here:"), BulletList(refused)] if refused else []
     return [
         Heading("Which variant to use"),
         *_answer(compared, data),
         Table(*_table(compared), left=[0], notes=_notes(compared)),
-        *([Paragraph("Not available here:"), BulletList(refused)] if refused else []),
+        *unavailable,
         show(data, plot.figure, tuple(rows), compared),
         *_reasons(_whys(compared, rows, compared["recommended"]["name"])),
         Folded("Why each variant is as fast as it is", _reasons(_whys(compared, rows))),
@@ -116,7 +117,7 @@ def _answer(compared: Variants, data: ReportData) -> list[Block]:
     cost, program = row["million_cost"], _program(compared)
     price = "" if cost is None else f", which costs {_money(cost)}"
     answer = Paragraph(f"{text} A million texts then take {_duration(row['million_s'])}{price}.")
-    return [answer, *([Paragraph(PROGRAM), BulletList(program)] if program else [])]
+    return [answer, Paragraph(PROGRAM), BulletList(program)] if program else [answer]
 
 
 def _program(compared: Variants) -> list[str]:

@@ -116,10 +116,11 @@ def _evidence(data: ReportData) -> list[Content]:
         for gain in verdict.gains
         if not gain.predicted and gain.at_most >= LEAST_BOUND
     ]
-    return [
-        *([Paragraph(f"At {where}:"), BulletList(items)] if items else []),
-        *([Paragraph("Bounds, which are no predictions:"), BulletList(bounds)] if bounds else []),
-    ]
+    evidence: list[Content] = [Paragraph(f"At {where}:"), BulletList(items)] if items else []
+    listed_bounds: list[Content] = (
+        [Paragraph("Bounds, which are no predictions:"), BulletList(bounds)] if bounds else []
+    )
+    return evidence + listed_bounds
 
 
 def _dtypes(data: ReportData) -> list[Block]:

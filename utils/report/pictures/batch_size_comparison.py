@@ -1,7 +1,7 @@
 """Six panels over the batch size: throughput, two latencies, memory, tokens, and GPU utilisation or the first call."""
 
 import math
-from typing import Any
+from typing import Any, Final, cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ from utils.report.pictures.style import (
 )
 from utils.settings import Targets
 
-RATE = "throughput_samples_per_sec"
+RATE: Final = "throughput_samples_per_sec"
 UNKNOWN_TEXT = "not known"
 HALF_BAND = 2**0.3  # of a gap, as a factor on the batch size
 LOG_FROM = 12.0  # largest over smallest value from which a logarithmic axis shows more
@@ -64,7 +64,7 @@ def _throughput(axes: Axes, rows: Rows, best: Optimal, targets: Targets) -> None
     panel.limit(target, f"target {number(target or 0)} samples/s", ALARM)
     if best["batch_size"] is not None:
         of_dtype = f" {panel.dtypes[0]}" if len(panel.dtypes) > 1 else ""
-        panel.limit(GOOD_ENOUGH * best["max_throughput"][RATE], f"95 % of best{of_dtype}", MUTED)
+        panel.limit(GOOD_ENOUGH * cast("float", best["max_throughput"][RATE]), f"95 % of best{of_dtype}", MUTED)
         ring = {"marker": "o", "markersize": 17, "markerfacecolor": "none", "markeredgecolor": INK}
         name = f"optimal{of_dtype}: {best['batch_size']}"
         panel.key += axes.plot(best["batch_size"], best[RATE], **ring, linestyle="none", markeredgewidth=2, label=name)

@@ -37,7 +37,7 @@ def figure(confusion: np.ndarray, about: Subject, names: Sequence[str]) -> Figur
     axes = drawn.subplots()
     support = confusion.sum(axis=1)[shown]
     shares = counts / np.maximum(support, 1)[:, None]
-    is_right = np.eye(*counts.shape, dtype=bool)
+    is_right = np.eye(*counts.shape, dtype=np.bool_)
     scale = max(float(shares[~is_right].max(initial=0.0)), LEAST_SCALE)
     has_rows = support[:, None] > 0
     axes.set_facecolor(GREY)
@@ -62,7 +62,7 @@ def _cells(
     label: str,
 ) -> None:
     """Draw the cells chosen, coloured by their share and with their counts; of the wrong ones none without rows."""
-    counted = np.where((counts > 0) | np.eye(*counts.shape, dtype=bool), np.vectorize(number)(counts), "")
+    counted = np.where((counts > 0) | np.eye(*counts.shape, dtype=np.bool_), np.vectorize(number)(counts), "")
     seaborn.heatmap(
         shares,
         mask=~chosen,

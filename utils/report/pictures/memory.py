@@ -1,5 +1,7 @@
 """The allocated memory over the time of a trace, and what held it at the peak."""
 
+from typing import cast
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,7 +20,7 @@ ALLOCATED, RESERVED, OWNER, REST = "#0072B2", "#E69F00", "#56B4E9", "#BDBDBD"
 @picture("trace_memory.png", "memory over the time of the trace, and what held it")
 def figure(trace: Trace, about: Subject) -> Figure:
     """Return the figure for one trace of the document in which memory was recorded."""
-    uses = trace["memory"][:SHOWN]
+    uses = cast("list[TracedMemory]", trace["memory"])[:SHOWN]
     device = trace["devices"][0]
     drawn = new_figure(about, width=18.0, height=1.4 + 4.2 * len(uses))
     panels = drawn.subplots(len(uses), 2, squeeze=False, width_ratios=[1.45, 1])
@@ -65,7 +67,9 @@ def _owners(axes: Axes, use: TracedMemory) -> None:
     """Draw the largest owners of the peak, and in grey what belongs to none of them."""
     size, name = _unit(use)
     large = [owner for owner in use["owners"][:OWNERS] if owner["bytes"] >= LEAST_SHARE * use["peak_bytes"]]
-    parts = [(_owner(owner), owner["bytes"], OWNER, owner["allocations"]) for owner in large]
+    parts: list[tuple[str, int, str, int | None]] = [
+        (_owner(owner), owner["bytes"], OWNER, owner["allocations"]) for owner in large
+    ]
     others = use["others_bytes"] + sum(owner["bytes"] for owner in use["owners"][len(large) :])
     parts += [("all other operators", others, REST, None)] if others else []
     parts += [("allocated before the trace", use["earlier_bytes"], REST, None)] if use["earlier_bytes"] else []

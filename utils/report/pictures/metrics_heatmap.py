@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from utils.baseline import COLUMNS, Optimal
-from utils.report.pictures.style import INK, STATUS_TEXT, Row, Rows, Subject, new_figure, number, picture
+from utils.baseline import COLUMNS, Optimal, Row
+from utils.report.pictures.style import INK, STATUS_TEXT, Rows, Subject, new_figure, number, picture
 
 COLOURS = colormaps["YlGnBu"]
 NEITHER = "#ededed"  # better nor worse
@@ -98,4 +98,4 @@ def _fill(axes: Axes, column: int, line: int, row: Row, value: float) -> None:
 
 
 def _is_chosen(row: Row, rows: Rows, best: Optimal) -> bool:
-    return row["batch_size"] == best["batch_size"] and row["dtype"] == rows[0]["dtype"]
+    return bool(row["batch_size"] == best["batch_size"] and row["dtype"] == rows[0]["dtype"])

@@ -1,7 +1,7 @@
 """The operators that take most of the traced time, as horizontal bars."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ def figure(rows: Sequence[Operator], about: Subject) -> Figure:
 
 def _bars(
     axes: Axes,
-    rows: Sequence[Operator],
+    rows: Sequence[Any],
     key: Literal["cpu_self_ms", "device_total_ms"],
     share: Literal["cpu_self_pct", "device_pct"],
     colour: str,

@@ -66,7 +66,7 @@ class Point:
     @property
     def dtype(self) -> str:
         """The dtype it ran in."""
-        return self.row["dtype"]
+        return str(self.row["dtype"])
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ def _table(axes: Axes, measured: Sequence[Point], scale: tuple[float, str], key:
     axes.set(xlim=(0, 1), ylim=(height, -1))
     axes.set_title("What limits each batch size")
     size = min(11.0, 340 / height)
-    for index, (point, cells) in enumerate(lines):
-        colours = [COLOURS[point.dtype]] + [INK] * 4 if point else [MUTED] * 5
+    for index, (marked, cells) in enumerate(lines):
+        colours = [COLOURS[marked.dtype]] + [INK] * 4 if marked else [MUTED] * 5
         for (x, side), cell, colour in zip(COLUMNS, cells, colours, strict=True):
             weight = "bold" if x == 0 else "normal"
             axes.text(x, index, cell, ha=side, va="center_baseline", fontsize=size, color=colour, weight=weight)

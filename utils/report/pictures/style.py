@@ -181,4 +181,5 @@ def bars(
 @functools.cache
 def _glyphs() -> Mapping[int, int]:
     """Return the code points that the font of the figures has."""
-    return get_font(findfont(str(SETTINGS["font.family"]))).get_charmap()
+    glyphs: Mapping[int, int] = get_font(findfont(str(SETTINGS["font.family"]))).get_charmap()
+    return glyphs

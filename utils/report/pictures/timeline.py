@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -85,7 +86,7 @@ def _shares(axes: Axes, device: TracedDevice) -> None:
     axes.xaxis.set_major_formatter(number)
 
 
-def _layers(device: TracedDevice) -> Iterator[tuple[Sequence[float], dict[str, str], str]]:
+def _layers(device: TracedDevice) -> Iterator[tuple[Sequence[float], dict[str, Any], str]]:
     """Yield time per span, look and name of all that took any time, from the bottom up."""
     timeline, whole = device["timeline"], device["window_ms"]
     idle = "" if device["device"] is None else "idle: "
