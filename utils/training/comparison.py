@@ -137,7 +137,8 @@ def _stages(tables: tuple[StepTable, StepTable]) -> list[str]:
 def _seconds(table: StepTable, name: str) -> np.ndarray | None:
     """Return what each step spent in a stage; None where the run has no such stage."""
     if name == STEP_ROW:
-        return table.host_s.sum(axis=1)
+        whole: np.ndarray = table.host_s.sum(axis=1)
+        return whole
     return table.host_s[:, table.names.index(name)] if name in table.names else None
 
 
@@ -159,7 +160,7 @@ def _stage_row(
     judged: rounds.Contrast | str,
 ) -> StageRow:
     shares = [
-        None if spent is None else share_of(name, None, spent, table.host_s.sum(axis=1))
+        None if spent is None else share_of(name, "inconclusive", spent, table.host_s.sum(axis=1))
         for spent, table in zip(pair, tables, strict=True)
     ]
     reason = judged if isinstance(judged, str) else comparison.reason if comparison else None

@@ -77,7 +77,8 @@ def recipe_of(job: Job, steps: int) -> Recipe:
         return torch.optim.AdamW(parameters, lr=training.learning_rate, fused=is_fused or None)
 
     def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        return model(**batch)["loss"] / plan.accumulate
+        mean: torch.Tensor = model(**batch)["loss"]
+        return mean / plan.accumulate
 
     return Recipe(
         device,

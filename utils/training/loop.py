@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -32,8 +33,8 @@ def loaders(
 ) -> tuple[DataLoader[Row], DataLoader[Row]]:
     """Return the batches to learn from, shuffled anew each epoch in an order that the seed decides, and the others."""
     rows = Repeated(split.training, plan.rows_per_epoch)
-    order = DistributedSampler(rows, seed=seed) if plan.world_size > 1 else None
-    common = {"batch_size": plan.batch_size, "pin_memory": pin_memory}
+    order = DistributedSampler[Row](rows, seed=seed) if plan.world_size > 1 else None
+    common: dict[str, Any] = {"batch_size": plan.batch_size, "pin_memory": pin_memory}
     training: DataLoader[Row] = DataLoader(
         rows,
         sampler=order,

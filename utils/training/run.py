@@ -145,8 +145,8 @@ def claim(process: Process, settings: TrainingSettings, run_id: str | None, outp
         began = datetime.now(UTC)
         stamp = f"{began:%Y%m%dT%H%M%S}.{began.microsecond // 1000:03d}Z"
         try:
-            answers[0] = run_folder.named(run_id, output, f"{stamp}-{settings.model}")
-            run_folder.make(answers[0])
+            folder = answers[0] = run_folder.named(run_id, output, f"{stamp}-{settings.model}")
+            run_folder.make(folder)
         except PipelineError as error:
             answers[0] = error
     if process.world_size > 1:

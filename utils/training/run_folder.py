@@ -27,7 +27,8 @@ from utils.command import EnvironmentLacksError, InputError, removed
 from utils.render import Block, Paragraph, Table, plain_text
 from utils.training.settings import Plan, TrainingSettings
 
-CONFIG, KIND = "config.json", "training_run"
+CONFIG = "config.json"
+KIND: Literal["training_run"] = "training_run"
 RUNS = Path("runs")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SCALARS = "tensorboard"  # the folder of the scalars

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
@@ -104,17 +105,17 @@ def prepare(name: ModelName, share: float, seed: int) -> Task:
 def _resnet() -> torch.nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    shape = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}
-    return ResNetForImageClassification(ResNetConfig(num_channels=1, num_labels=DIGITS, **shape))
+    shape: dict[str, Any] = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}
+    shape["num_labels"] = DIGITS
+    return ResNetForImageClassification(ResNetConfig(num_channels=1, **shape))
 
 
 def _efficientnet() -> torch.nn.Module:
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
-    shape = {"width_coefficient": 0.25, "depth_coefficient": 0.3, "kernel_sizes": [3, 3, 5], "strides": [1, 2, 2]}
+    shape: dict[str, Any] = {"width_coefficient": 0.25, "depth_coefficient": 0.3, "num_labels": DIGITS}
+    shape |= {"kernel_sizes": [3, 3, 5], "strides": [1, 2, 2]}
     shape |= {"in_channels": [32, 16, 24], "out_channels": [16, 24, 40], "depthwise_padding": []}
     shape |= {"num_block_repeats": [1, 1, 1], "expand_ratios": [1, 6, 6]}
     shape["hidden_dim"] = 320  # 1280 times the width: the last layer counts on it
-    return EfficientNetForImageClassification(
-        EfficientNetConfig(image_size=LARGE, num_channels=1, num_labels=DIGITS, **shape)
-    )
+    return EfficientNetForImageClassification(EfficientNetConfig(image_size=LARGE, num_channels=1, **shape))

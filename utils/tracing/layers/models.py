@@ -180,7 +180,8 @@ def build(name: str) -> torch.nn.Module:
     if name not in PRESETS:
         raise InputError(f"--architecture {name}: no such preset; there are {', '.join(PRESETS)}")
     configuration, model, sizes = PRESETS[name]
-    return getattr(transformers, model)(getattr(transformers, configuration)(**sizes)).eval()
+    made: torch.nn.Module = getattr(transformers, model)(getattr(transformers, configuration)(**sizes))
+    return made.eval()
 
 
 def inputs_for(model: torch.nn.Module, batch_size: int, sequence_length: int) -> Mapping[str, torch.Tensor]:

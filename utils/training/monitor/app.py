@@ -45,7 +45,7 @@ def _page(root: Path, stall_s: float) -> None:
     for tab, (name, show) in zip(shown_tabs, TABS.items(), strict=True):
         if tab.open:
             with tab:
-                _guarded(name, lambda show=show: show(_shown(root, entry, now, stall_s)))
+                _guarded(name, lambda show=show: show(_shown(root, entry, now, stall_s)))  # type: ignore[misc] # its default
 
 
 def _shown(root: Path, entry: RunEntry, now: float, stall_s: float) -> Shown:

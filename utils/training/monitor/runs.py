@@ -128,19 +128,19 @@ def entry_of(folder: Path, path: str, stamp: Stamp) -> RunEntry:
         return RunEntry(path, changed, fault=text.reason(error, folder))
 
 
-def _is_folder(entry: os.DirEntry) -> bool:
+def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
     except OSError:
         return False
 
 
-def _is_of_a_run(entry: os.DirEntry) -> bool:
+def _is_of_a_run(entry: os.DirEntry[str]) -> bool:
     name = entry.name
     return name in (DOCUMENT, LOG) or (name.startswith("rank") and name.endswith((f"_{DOCUMENT}", f"_{LOG}")))
 
 
-def _stamped(entry: os.DirEntry) -> tuple[str, int, int]:
+def _stamped(entry: os.DirEntry[str]) -> tuple[str, int, int]:
     """Return name, time and size of a file; a size of -1 for what is no plain file."""
     try:
         status = entry.stat(follow_symlinks=False)

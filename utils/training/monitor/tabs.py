@@ -27,7 +27,13 @@ from utils.training.monitor import alerts, contrast, text
 from utils.training.monitor.runs import LARGEST_DOCUMENT, LARGEST_DOWNLOAD, Processes, RunEntry, RunFile, RunFolder
 
 DECIMALS = {"(ms)": "%.2f", "(%)": "%.1f", "(s)": "%.2f", "_ms": "%.3f"}  # by what the name of a column ends with
-MARKS = {"finished": "green", "failed": "red", "running": "blue", "silent": "orange", "unreadable": "gray"}
+MARKS: dict[str, Literal["green", "red", "blue", "orange", "gray"]] = {
+    "finished": "green",
+    "failed": "red",
+    "running": "blue",
+    "silent": "orange",
+    "unreadable": "gray",
+}
 EXPLAINED = {
     "failed": "The run ended with an error.",
     "silent": "The run never said that it ended, and writes nothing any more: it was killed, or its machine is gone.",
