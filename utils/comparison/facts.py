@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
@@ -53,7 +53,7 @@ from utils.steps import steps
 SCHEMA_VERSION = 1
 JUDGED_PARTS = ("config", "code", "versions", "environment")  # of the receipt of step 02
 MODEL_KEYS = ("name", "revision", "fingerprint", "parameters_total", "num_labels")
-FINGERPRINTS = {
+FINGERPRINTS: dict[Literal["machine_fingerprint", "work_fingerprint"], str] = {
     "machine_fingerprint": "machine (hardware, driver, quota)",
     "work_fingerprint": "work (rows, labels, max_length, method)",
 }
@@ -486,7 +486,7 @@ def pair_dtypes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
 def minimum_effect(*documents: Document) -> float:
     """Return the least difference worth a verdict on the devices of these documents, as a share; the largest counts."""
     kinds = [document["device"].get("type") for document in documents]
-    return max(MINIMUM_EFFECT.get(kind, max(MINIMUM_EFFECT.values())) for kind in kinds)
+    return max(MINIMUM_EFFECT.get(kind or "", max(MINIMUM_EFFECT.values())) for kind in kinds)
 
 
 def between_runs(a: Results, others: Sequence[Results], least_effect: float) -> list[list[Row]]:
@@ -595,7 +595,7 @@ def gate_text(document: Document, least: float | None = None) -> str | None:
     least = least or minimum_effect(document)
     gates = []
     for effect in GATES:
-        budget = _budget(document, lambda spread, tests, effect=effect: rounds_to_find(spread, effect, least, tests))
+        budget = _budget(document, lambda spread, tests, effect=effect: rounds_to_find(spread, effect, least, tests))  # type: ignore[misc] # its default
         if budget is None:
             return None
         if effect <= least:
@@ -648,7 +648,7 @@ def accuracy(a: Results, b: Results) -> Accuracy | None:
         return Accuracy(paired_shares(a.marks.right(), b.marks.right()))
     if a.marks.rows is None or b.marks.rows is None:
         return None
-    first, second = (dict(zip(run.marks.rows, run.marks.right(), strict=True)) for run in (a, b))
+    first, second = (dict(zip(marks.rows or (), marks.right(), strict=True)) for marks in (a.marks, b.marks))
     common = [row for row in first if row in second]
     if not common:
         return None

@@ -216,7 +216,7 @@ def _row(timed: Measured, comparison: Comparison, verdict: Verdict | None) -> Va
         "name": variant.name,
         "words": called(variant, timed.way),
         "status": "measured",
-        "fix": variant.fix and variant.fix.as_dict(),
+        "fix": variant.fix.as_dict() if variant.fix else None,
         "how": timed.way.how,
         "is_padded": timed.way.is_padded,
         "base": variant.base,
@@ -252,9 +252,12 @@ def _foretold(fix: Fix | None, verdict: Verdict | None) -> tuple[Span | None, fl
     if fix is None or verdict is None:
         return None, None, None
     if trial := next((trial for trial in verdict.trials if trial.fix == fix), None):
-        return trial.predicted and _span(trial.predicted), trial.at_most, _span(trial.measured)
+        predicted = _span(trial.predicted) if trial.predicted else None
+        return predicted, trial.at_most, _span(trial.measured)
     gain = next((gain for gain in verdict.gains if gain.fix == fix), None)
-    return (gain.predicted and _span(gain.predicted), gain.at_most, None) if gain else (None, None, None)
+    if gain is None:
+        return None, None, None
+    return _span(gain.predicted) if gain.predicted else None, gain.at_most, None
 
 
 def _candidate(timed: Measured, comparison: Comparison) -> Candidate:

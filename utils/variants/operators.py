@@ -122,7 +122,7 @@ def _seconds(work: Work, gpu: str | None, kinds: Sequence[str]) -> list[float] |
 
 def _watched(work: Work, gpu: str | None) -> list[tuple[str, float]]:
     """Return the products and attention that torch's profiler sees, with their seconds."""
-    with quiet_kineto(), torch.autograd.profiler.profile(use_device=gpu) as profiled:  # type: ignore[no-untyped-call]
+    with quiet_kineto(), torch.autograd.profiler.profile(use_device=gpu) as profiled:
         work()
     seen = [(_kind(event.name.rpartition("::")[2]), event) for event in profiled.function_events]
     return [

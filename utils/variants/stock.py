@@ -31,7 +31,7 @@ HALF = "sorted_half"
 # Compute capability that a package needs for it: products of eight floating bits are those of Ada and Hopper.
 CAPABILITY = {"torchao": (8, 9), "flash-attn": (8, 0), "flash-attn-3": (8, 0), "flash-attn-4": (9, 0)}
 # Tokens to which a batch is padded where each shape is captured or compiled: few shapes, and a fifth more tokens.
-LENGTHS = sorted(steps * 2**power for power in range(3, 20) for steps in (2, 3))
+LENGTHS: list[int] = sorted(steps * 2**power for power in range(3, 20) for steps in (2, 3))
 COMPILE_S, AUTOTUNE_S = 60.0, 120.0  # a classifier of 24 layers, one graph for all of them
 NO_KERNEL = ("No available kernel", "No viable backend")
 NOT_ITS_OWN = ("not used because", "runtime disabled")  # what torch warns of the kernels that were not asked for
@@ -72,6 +72,7 @@ def variants(device: torch.device) -> list[Variant]:
     Elsewhere than on a GPU it is in float32, which is the variant `sorted`.
     """
     dtype = _dtype(device)
+    kind: Kind
     name, listed, base, kind = str(dtype).removeprefix("torch."), list[Variant](), SORTED, "same_arithmetic"
     if dtype != torch.float32:
         plain, fix = partial(_changed, Change("")), Fix("dtype", {"dtype": name})
@@ -326,7 +327,7 @@ def _flash(name: str, package: str) -> Change:
 
     def check(shop: Workshop) -> None:
         plain.check(shop)
-        known = getattr(attention, "list_flash_attention_impls", list)()  # torch 2.11
+        known: list[str] = getattr(attention, "list_flash_attention_impls", list)()  # torch 2.11
         if name not in known:
             has = f"knows {', '.join(known)} alone" if known else "has no choice of it"
             raise Refused("not_possible", f"torch {torch.__version__} {has}")

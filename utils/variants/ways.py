@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -462,7 +462,7 @@ def _engine(name: str, shop: Workshop) -> Way:
 def _other_model(name: str, shop: Workshop) -> Way:
     """Return the checkpoint in float32 without padding, its labels put into the order of the reference's."""
     own = shop.loaded
-    source = _source(Model(name=name, task=own.source.task), shop)
+    source = _source(Model(name=name, task=cast("Any", own.source.task)), shop)
     loaded = models.load(source, own.device, "float32", trust_remote_code=shop.trust_remote_code)
     order = _same_labels(loaded.model.config.id2label, own.model.config.id2label)
     max_length, _ = models.effective_max_length(loaded, shop.max_length)
