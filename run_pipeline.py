@@ -59,7 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("BOUNDBY_RUN_STARTED", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
     steps, started = chosen(args, parser), time.monotonic()
     if not (
-        args.config or args.resume or args.first or args.only or any("model.name=" in each for each in args.overrides)
+        args.config
+        or args.resume
+        or args.first
+        or args.only
+        or any("model.name=" in override for override in args.overrides)
     ):
         say(NO_MODEL, "stderr")
     if args.dry_run:
@@ -75,7 +79,7 @@ def run(steps: Sequence[str], args: argparse.Namespace, started: float) -> int:
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         code, way_on = run_steps(steps, args, started, documents)
     if documents is not None:
-        card = next((each["card"] for each in reversed(documents) if each.get("card")), None)
+        card = next((document["card"] for document in reversed(documents) if document.get("card")), None)
         ended = {"exit_code": code, "seconds": round(time.monotonic() - started, 3), "to_continue": way_on}
         say(json.dumps({**ended, "card": card, "steps": documents}, indent=2))
     return code
@@ -126,8 +130,8 @@ def followed(command: str, pipeline: Callable[[], int], stdout: int | None = Non
         code = TERMINATED
     finally:
         run_after(command, exit_code(code), stdout)
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
     return code
 
 
@@ -144,9 +148,11 @@ def run_after(command: str, code: int, stdout: int | None) -> None:
 
 def taken_over(handler: Callable[[int, object], None]) -> dict[int, Any]:
     """Have `handler` take the signals to stop but those that are ignored; return who took them before."""
-    previous = {each: signal.getsignal(each) for each in PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN}
-    for each in previous:
-        signal.signal(each, handler)
+    previous = {
+        signum: signal.getsignal(signum) for signum in PASSED_ON if signal.getsignal(signum) is not signal.SIG_IGN
+    }
+    for signum in previous:
+        signal.signal(signum, handler)
     return previous
 
 
@@ -256,16 +262,16 @@ def run_step(
                 env={**os.environ, LEFT_VARIABLE: " ".join(left)},
                 preexec_fn=functools.partial(end_with, os.getpid()),
             )
-            for each in early:
-                process.send_signal(PASSED_ON[each])
+            for signum in early:
+                process.send_signal(PASSED_ON[signum])
             code = as_exit_code(process.wait())
             if documents is not None:
                 printed.seek(0)
                 with contextlib.suppress(ValueError):  # of one that was killed
                     documents.append(json.load(printed))
     finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
     if code in (DONE, INCOMPLETE) and (stops := [*early, *late]):  # it had just ended: the next one must not begin
         return as_exit_code(-PASSED_ON[stops[0]])
     return code

@@ -152,8 +152,8 @@ def _compute_capabilities(driver: Driver, cuda: tuple[int, int]) -> tuple[tuple[
         lines = nvidia_smi("compute_cap").stdout.splitlines()
     except (OSError, subprocess.TimeoutExpired):
         lines = []
-    found = [re.fullmatch(r"(\d+)\.(\d+)", line.strip()) for line in lines]
-    known = tuple((int(each[1]), int(each[2])) for each in found if each)
+    matches = [re.fullmatch(r"(\d+)\.(\d+)", line.strip()) for line in lines]
+    known = tuple((int(match[1]), int(match[2])) for match in matches if match)
     if len(known) == len(driver.gpus):
         return known
     return ((8, 0), (12, 0)) if cuda >= (12, 8) else ((8, 0),)
@@ -170,15 +170,17 @@ def _ask_index(url: str | None = None) -> tuple[str, ...]:
         answer = answer_of(command, INDEX_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return ()
-    found = re.search(r"^Available versions: (.+)$", answer.stdout, re.MULTILINE)
-    return tuple(found[1].strip().split(", ")) if found else ()
+    listed = re.search(r"^Available versions: (.+)$", answer.stdout, re.MULTILINE)
+    return tuple(listed[1].strip().split(", ")) if listed else ()
 
 
 def _newest(versions: tuple[str, ...], build: Build) -> str | None:
     """Return the newest of a build that is old enough to be tested and new enough to be used."""
-    numbers = {each: _numbers(each) for each in versions if each.endswith(f"+{build.name}") and _numbers(each)}
-    usable = [each for each, number in numbers.items() if (*TORCH_LEAST, 0) <= number <= _numbers(_pinned())]
-    return max(usable, key=lambda each: numbers[each], default=None)
+    numbers = {
+        version: _numbers(version) for version in versions if version.endswith(f"+{build.name}") and _numbers(version)
+    }
+    usable = [version for version, number in numbers.items() if (*TORCH_LEAST, 0) <= number <= _numbers(_pinned())]
+    return max(usable, key=lambda version: numbers[version], default=None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -46,10 +46,10 @@ def lock() -> None:
         options = ["-c", agreed.name, *(f"--no-emit-package={name}" for name in sorted(with_torch))]
         core: set[str] = set()
         for environment in ENVIRONMENTS:
-            sources = [str(requirements(each)) for each in dict.fromkeys(["core", environment])]
+            sources = [str(requirements(name)) for name in dict.fromkeys(["core", environment])]
             entries = ENTRY.findall(_resolved(*sources, *options))
             # Equal entries are left out, not equal names: colorama is the core's on Windows, mkdocs's everywhere.
-            text = "".join(each for each in entries if each not in core)
+            text = "".join(entry for entry in entries if entry not in core)
             core = core or set(entries)
             head = f"# Made by `python setup/lock.py` from {requirements(environment).name}; change that, not this.\n"
             (SETUP / "locks" / f"{environment}.txt").write_text(head + text, encoding="utf-8")
@@ -78,7 +78,7 @@ def licences() -> str:
 
 def audit() -> int:
     """Print what is known against the locked versions; return 1 for any, 0 where none is known or nothing answers."""
-    locks = [f"--requirement={SETUP / 'locks' / f'{each}.txt'}" for each in ENVIRONMENTS]
+    locks = [f"--requirement={SETUP / 'locks' / f'{package}.txt'}" for package in ENVIRONMENTS]
     command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--format=json", *locks]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_S, check=False)
@@ -89,8 +89,8 @@ def audit() -> int:
     except (ValueError, KeyError):
         print(f"audit: skipped, {(answer.stderr.strip().splitlines() or ['no answer'])[-1]}")
         return 0
-    asked = [each for each in packages if "vulns" in each]
-    known = [(each["name"], each["version"], fault) for each in asked for fault in each["vulns"]]
+    asked = [package for package in packages if "vulns" in package]
+    known = [(package["name"], package["version"], fault) for package in asked for fault in package["vulns"]]
     for name, version, fault in known:
         print(f"audit: {name} {version}: {fault['id']}, mended in {', '.join(fault['fix_versions']) or 'no version'}")
     if not asked:

@@ -282,7 +282,7 @@ def kill(theatre: Theatre, scene: Scene, most: int) -> Iterator[Note]:
 
 def share(theatre: Theatre, scene: Scene, most: int) -> Iterator[Note]:
     """Play the scene twice at the same time: at least one ends well, and the other one does, too, or is refused."""
-    (expected, _), _ = undisturbed(theatre, scene)
+    (_, expected), _ = undisturbed(theatre, scene)
     for number in range(1, most + 1):
         theatre.set(scene)
         ended = in_child(lambda: both(scene.act))

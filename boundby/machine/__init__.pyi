@@ -1,7 +1,6 @@
 from . import ceilings as ceilings
 from . import device as device
 from . import environment as environment
-from .ceilings import Ceilings as Ceilings
 from .ceilings import matmul_precision as matmul_precision
 from .ceilings import measure as measure
 from .compile_cache import COMPILE_OPTIONS as COMPILE_OPTIONS
@@ -55,11 +54,15 @@ from .memory import CPU_REASON as CPU_REASON
 from .memory import KEPT_BELOW as KEPT_BELOW
 from .memory import Demand as Demand
 from .memory import MemoryMeter as MemoryMeter
-from .memory import MemoryUse as MemoryUse
 from .memory import Peak as Peak
 from .memory import demand as demand
 from .memory import fit_peaks as fit_peaks
 from .memory import free_bytes as free_bytes
+from .records import NEW as NEW
+from .records import Ceilings as Ceilings
+from .records import ComputeCeiling as ComputeCeiling
+from .records import MemoryCeiling as MemoryCeiling
+from .records import MemoryUse as MemoryUse
 from .sampler import LEAST_WINDOW_S as LEAST_WINDOW_S
 from .sampler import DeviceLostError as DeviceLostError
 from .sampler import DriverSource as DriverSource

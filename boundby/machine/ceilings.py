@@ -8,13 +8,14 @@ how sure that is. Square matrix products set the peak; bytes/s are those of copy
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
 import torch
 
 from boundby import files
@@ -31,12 +32,11 @@ from boundby.machine.device import (
     synchronizer,
 )
 from boundby.machine.disturbance import HostCounters, Watch
+from boundby.machine.records import NEW, Ceilings, ComputeCeiling, MemoryCeiling, SharedCache
 from boundby.machine.sampler import Source
 from boundby.timing import QUEUE_DEPTH, Timer, Work
-from boundby.work import Interval, Limits
 
 SCHEMA_VERSION = 3  # 2: sizes of caches are measured; 3: a GPU's products are sustained
-T = TypeVar("T")
 BUDGET_S = 5.0  # twice on a disturbed machine
 OVERRUN = 1.4  # of the budget, after which what can be left out is
 BLOCKS = 7
@@ -53,129 +53,7 @@ LARGEST_SHARE_OF_MEMORY = 0.25
 DROP = 1.5  # from one level to the next, to be one
 FLAT = 1.15  # between neighbouring sizes beyond every cache
 ASSUMED_CACHE_BYTES = (512 * 2**10, 32 * 2**20)  # of a CPU that does not tell
-NEW = "new memory"
 TINY_OPERATORS = 500  # fewer than a GPU's launch queue takes
-
-
-@dataclass(frozen=True)
-class ComputeCeiling:
-    """FLOP/s of matrix products in one dtype under one setting; `relative_error` is against float64.
-
-    On a GPU they are what it sustains for a second, `burst_flops_per_s` what it reaches before it is warm, and the
-    clock and NVML's bit mask of what lowered it are those of that second; None where they are not known.
-    """
-
-    dtype: str
-    precision: str | None
-    is_configured: bool
-    flops_per_s: float
-    low: float
-    size: int
-    relative_error: float
-    burst_flops_per_s: float | None = None
-    sm_clock_mhz: float | None = None
-    clock_event_reasons: int | None = None
-
-
-@dataclass(frozen=True)
-class MemoryCeiling:
-    """Bytes/s, read and written, while everything touched has `working_set_bytes`.
-
-    The level `new memory` is what writing to memory reaches that was just asked from the system, page after page.
-    """
-
-    level: str
-    working_set_bytes: int
-    bytes_per_s: float
-    low: float
-    operation: str
-
-
-@dataclass(frozen=True)
-class SharedCache:
-    """The bytes of a CPU's last cache: as the machine reports it, and beyond which bytes/s really drop.
-
-    A virtual machine reports the host's, of which it has a share. `measured_bytes` is None where nothing drops.
-    """
-
-    reported_bytes: int
-    measured_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """All limits of one machine under one number of threads.
-
-    `ladder` has bytes/s by growing working sets beyond the private caches, from which the levels in `memory` and
-    `shared_cache` are read; none on a GPU. `cut` names what the budget left out.
-    """
-
-    device: dict[str, Any]
-    compute: tuple[ComputeCeiling, ...]
-    memory: tuple[MemoryCeiling, ...]
-    dispatch_s: float
-    dispatch_high_s: float
-    seconds: float
-    doubts: tuple[str, ...] = ()
-    ladder: tuple[MemoryCeiling, ...] = ()
-    shared_cache: SharedCache | None = None
-    cut: tuple[str, ...] = ()
-
-    def configured(self, dtype: str) -> ComputeCeiling | None:
-        """Return the limit in this dtype with the settings in use, or None where it was not measured."""
-        return next((ceiling for ceiling in self.compute if ceiling.dtype == dtype and ceiling.is_configured), None)
-
-    def best(self, dtype: str | None = None) -> ComputeCeiling:
-        """Return the highest limit in this dtype, or in any."""
-        return max(
-            (ceiling for ceiling in self.compute if dtype in (None, ceiling.dtype)),
-            key=lambda ceiling: ceiling.flops_per_s,
-        )
-
-    def limits(self, dtype: str) -> Limits | None:
-        """Return what a verdict compares with: the limits of this dtype with the settings in use, None without any.
-
-        A higher limit, of coarser products, is none for work that must not use them.
-        """
-        product = self.configured(dtype)
-        if product is None:
-            return None
-        new = next((_interval(ceiling) for ceiling in self.memory if ceiling.level == NEW), None)
-        return Limits(
-            flops_per_s=Interval(product.flops_per_s, product.low, product.flops_per_s),
-            bytes_per_s=tuple(self._by_size()),
-            dispatch_s=Interval(self.dispatch_s, self.dispatch_s, self.dispatch_high_s),
-            new_bytes_per_s=new,
-        )
-
-    def _by_size(self) -> Iterator[tuple[int, Interval]]:
-        """Yield bytes/s by size: what a larger working set reaches, a smaller one does."""
-        levels = [ceiling for ceiling in self.memory if ceiling.level != NEW]
-        known = [*levels[:1], *self.ladder] if self.ladder else levels
-        for place, ceiling in enumerate(known):
-            yield ceiling.working_set_bytes, _interval(max(known[place:], key=lambda each: each.bytes_per_s))
-
-    def joined(self, again: "Ceilings") -> "Ceilings":
-        """Return what two measurements say: the one that nothing disturbed, else the higher of both for each limit."""
-        if not again.doubts:
-            return again
-        return replace(
-            again,
-            compute=_higher(
-                self.compute, again.compute, lambda each: (each.dtype, each.precision), lambda each: each.flops_per_s
-            ),
-            memory=_higher(self.memory, again.memory, lambda each: each.level, lambda each: each.bytes_per_s),
-            ladder=_higher(
-                self.ladder, again.ladder, lambda each: each.working_set_bytes, lambda each: each.bytes_per_s
-            ),
-            dispatch_s=min(self.dispatch_s, again.dispatch_s),
-            dispatch_high_s=min(self.dispatch_high_s, again.dispatch_high_s),
-            seconds=self.seconds + again.seconds,
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def usual_dtypes(device: torch.device) -> tuple[str, ...]:
@@ -199,7 +77,7 @@ def cached(folder: Path, device: torch.device, dtypes: Sequence[str]) -> tuple[C
             ceilings = ceilings.joined(measure(device, dtypes=dtypes))
     if not ceilings.doubts:
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(path, ceilings.as_dict())
+        files.write_json(path, ceilings)
     return ceilings, path, True
 
 
@@ -240,13 +118,16 @@ def measure(
         else:
             memory = [bench.memory(level, size) for level, size in _device_sizes(device)]
         products += bench.other_precisions() if "float32" in wanted else []
-    events = functools.reduce(operator.or_, (each.clock_event_reasons or 0 for each in products))
+    events = functools.reduce(operator.or_, (product.clock_event_reasons or 0 for product in products))
     conditions = replace(watch.stop(), gpu_clock_event_reasons=events)
     seen = "; ".join(disturbance.text for disturbance in conditions.disturbances(busy_threads(device)))
     return Ceilings(
         device=describe(device),
         compute=tuple(
-            sorted(products, key=lambda each: (wanted.index(each.dtype), PRECISIONS.index(each.precision or "highest")))
+            sorted(
+                products,
+                key=lambda product: (wanted.index(product.dtype), PRECISIONS.index(product.precision or "highest")),
+            )
         ),
         memory=tuple(memory),
         dispatch_s=dispatch[0],
@@ -265,18 +146,14 @@ def levels(ladder: Sequence[MemoryCeiling]) -> tuple[MemoryCeiling | None, Memor
     The cache reaches to the last size before bytes/s fall below the geometric mean of its best and of the largest
     size's; there is none where they do not fall by `DROP`.
     """
-    beyond = replace(ladder[-1], level="memory")
+    beyond = msgspec.structs.replace(ladder[-1], level="memory")
     best = max(ladder, key=lambda ceiling: ceiling.bytes_per_s)
     if best.bytes_per_s < DROP * beyond.bytes_per_s:
         return None, beyond
     fallen = math.sqrt(best.bytes_per_s * beyond.bytes_per_s)
-    after = (place for place, each in enumerate(ladder) if each.bytes_per_s < fallen and place > ladder.index(best))
+    after = (index for index, level in enumerate(ladder) if level.bytes_per_s < fallen and index > ladder.index(best))
     size = ladder[next(after) - 1].working_set_bytes
-    return replace(best, level="shared cache", working_set_bytes=size), beyond
-
-
-def _interval(ceiling: MemoryCeiling) -> Interval:
-    return Interval(ceiling.bytes_per_s, ceiling.low, ceiling.bytes_per_s)
+    return msgspec.structs.replace(best, level="shared cache", working_set_bytes=size), beyond
 
 
 def _precisions(device: torch.device) -> tuple[str, ...]:
@@ -286,16 +163,6 @@ def _precisions(device: torch.device) -> tuple[str, ...]:
 def _in_use(dtype: str) -> tuple[str | None, bool]:
     """Return the setting of products in use in a dtype, and that it is."""
     return (float32_precision() if dtype == "float32" else None), True
-
-
-def _higher(
-    first: Sequence[T], second: Sequence[T], name: Callable[[T], object], rate: Callable[[T], float]
-) -> tuple[T, ...]:
-    """Return the higher of both for each name, in the order of the first; what only one has is its own."""
-    best: dict[object, T] = {}
-    for each in (*first, *second):
-        best[name(each)] = max((best.get(name(each), each), each), key=rate)
-    return tuple(best.values())
 
 
 class _Bench:
@@ -367,8 +234,10 @@ class _Bench:
         if not is_gpu(self.device):
             return ComputeCeiling(dtype, precision, is_configured, best[0], best[1], best[2], error)
         rates, readings = self._sustained(work, 2 * largest**3, best[0])
-        clocks = [each["gpu_sm_clock_mhz"] for each in readings if "gpu_sm_clock_mhz" in each]
-        events = [int(each["gpu_clock_event_reasons"]) for each in readings if "gpu_clock_event_reasons" in each]
+        clocks = [reading["gpu_sm_clock_mhz"] for reading in readings if "gpu_sm_clock_mhz" in reading]
+        events = [
+            int(reading["gpu_clock_event_reasons"]) for reading in readings if "gpu_clock_event_reasons" in reading
+        ]
         return ComputeCeiling(
             dtype,
             precision,

@@ -345,14 +345,14 @@ def is_sticky(error: BaseException) -> bool:
 
 def _sticky(error: BaseException | None) -> BaseException | None:
     """Return the first of the errors that `error` came of, itself included, that is sticky; a loss if one is known."""
-    found = None
-    while error is not None and not isinstance(found, DeviceLostError):
+    cause = None
+    while error is not None and not isinstance(cause, DeviceLostError):
         is_of_device = isinstance(error, getattr(torch, "AcceleratorError", ()))
         has_code = is_of_device and getattr(error, "error_code", None) in STICKY_CODES
         if isinstance(error, DeviceLostError) or has_code or STICKY_TEXTS.search(str(error)):
-            found = error
+            cause = error
         error = error.__cause__ or error.__context__
-    return found
+    return cause
 
 
 def raise_if_lost(error: BaseException, point: str | None = None) -> None:

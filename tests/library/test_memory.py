@@ -160,8 +160,8 @@ def test_the_range_holds_what_the_allocator_keeps_in_another_run(kept):
     measured = peaks([4], 2.0) + peaks([16], 1.0) + peaks([32], 0.5)  # none shows what is held before any text
     model = fit_peaks(measured, {TOKENS: DEMAND}, BELOW)
     assert isinstance(model, PeakModel)
-    told = model.at(48)
-    assert told.low <= peaks([48], kept)[0].bytes <= told.high
+    peak = model.at(48)
+    assert peak.low <= peaks([48], kept)[0].bytes <= peak.high
 
 
 def test_a_gpu_keeps_no_blocks_by_their_size():
@@ -169,8 +169,8 @@ def test_a_gpu_keeps_no_blocks_by_their_size():
                 ((1, 2e6), (8, 4e6), (64, 9e6))]  # fmt: skip
     model = fit_peaks(reserved, {TOKENS: DEMAND}, 0)
     assert isinstance(model, PeakModel)
-    told = model.at(1000)
-    assert [round((end - DEMAND.live_bytes(1000) - FIXED) / 1e6) for end in (told.low, told.value, told.high)] == [
+    peak = model.at(1000)
+    assert [round((end - DEMAND.live_bytes(1000) - FIXED) / 1e6) for end in (peak.low, peak.value, peak.high)] == [
         2,
         4,
         9,

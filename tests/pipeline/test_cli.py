@@ -475,7 +475,7 @@ def test_a_signal_that_is_ignored_stays_so(workplace):
 PROGRAM = """
 import os, sys
 from boundby import files
-from utils import cli
+from utils.command import cli
 
 def main(run):
     for name in ("say", "note", "say"):

@@ -65,8 +65,8 @@ def step(tmp_path):
 )
 def test_a_message_names_the_real_file_its_disk_and_the_limit(step, tmp_path, number, words):
     paths = [path for operation, path in in_child(step, tmp_path).done if operation == "open"]
-    place = next(place for place, path in enumerate(paths, 1) if path.endswith("baseline_metrics.json"))
-    fault = Fault("open", place, number)
+    index = next(index for index, path in enumerate(paths, 1) if path.endswith("baseline_metrics.json"))
+    fault = Fault("open", index, number)
     ended = in_child(step, tmp_path, fault)
     assert ended.code == 3
     message = ended.said.splitlines()[-1]

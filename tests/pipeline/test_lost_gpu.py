@@ -151,7 +151,7 @@ def test_what_has_lost_the_gpu_once_is_measured_when_it_is_resumed(here, tmp_pat
 SCRIPT = '''"""A tool."""
 import atexit, sys
 import torch
-from utils import cli
+from utils.command import cli
 
 atexit.register(print, "the usual end")
 
@@ -179,7 +179,7 @@ def test_a_script_ends_with_3_and_frees_nothing_on_a_lost_gpu(tmp_path):
 
 def test_a_trial_and_a_capture_that_lose_the_gpu_end_the_others_and_clean_nothing_up():
     released: list[None] = []
-    for place in range(3):
+    for index in range(3):
         with counted(H100) as (machine, answered):
             one = torch.ones(8, device="cuda")
 
@@ -195,7 +195,7 @@ def test_a_trial_and_a_capture_that_lose_the_gpu_end_the_others_and_clean_nothin
                 Candidate(Fix("double_batch"), lambda: Made(loses)),  # noqa: B023
                 Candidate(Fix("double_batch"), lambda: loses() or Made(forward)),  # noqa: B023
                 graph_replay(loses, 0.25),
-            )[place]
+            )[index]
             with pytest.raises(DeviceLostError, match="device-side assert"):
                 try_out(
                     forward, [losing, other],

@@ -45,9 +45,9 @@ def test_texts_depend_on_the_seed_and_their_number_alone_and_not_on_the_hash_see
     command = [sys.executable, "-c", "from utils.quickstart import texts; print(texts.generate(50, 5))"]
     environments = [{"PYTHONHASHSEED": seed} for seed in ("1", "2")]
     printed = [
-        subprocess.run(command, cwd=REPOSITORY, env=each, capture_output=True, text=True) for each in environments
+        subprocess.run(command, cwd=REPOSITORY, env=item, capture_output=True, text=True) for item in environments
     ]
-    assert [each.stdout for each in printed] == [f"{made[:50]}\n"] * 2
+    assert [item.stdout for item in printed] == [f"{made[:50]}\n"] * 2
 
 
 def test_labels_and_lengths_have_long_tails_few_short_reviews_repeat_and_texts_hold_awkward_characters(
@@ -66,7 +66,7 @@ def test_labels_and_lengths_have_long_tails_few_short_reviews_repeat_and_texts_h
     fresh = [sentence for review in texts.generate(500, seed=2) for sentence in review.text.split(". ")]
     assert sum(sentence in seen for sentence in fresh) < 0.5 * len(fresh), "held-out sentences are mostly new"
     together = " ".join(copies)
-    assert [each for each in (",", '"', "'", "\n", "é", "👍", "<br />", "$", "€") if each not in together] == []
+    assert [item for item in (",", '"', "'", "\n", "é", "👍", "<br />", "$", "€") if item not in together] == []
 
 
 def test_every_template_expands_to_a_clean_sentence_for_every_kind_of_product():

@@ -4,10 +4,8 @@ from .columns import COLUMNS as COLUMNS
 from .columns import MB as MB
 from .columns import MEASURED as MEASURED
 from .columns import Status as Status
-from .document import Ceilings as Ceilings
 from .document import Change as Change
 from .document import Choice as Choice
-from .document import ComputeCeiling as ComputeCeiling
 from .document import Device as Device
 from .document import Document as Document
 from .document import Exactness as Exactness

@@ -240,7 +240,9 @@ def command(
         given, program = given[: given.index("--")], given[given.index("--") + 1 :]
     args = _with_all_overrides(parser.parse_intermixed_args(given))
     args.program = program
-    if parser.get_default("program") is not None and (bare := [each for each in args.overrides if "=" not in each]):
+    if parser.get_default("program") is not None and (
+        bare := [argument for argument in args.overrides if "=" not in argument]
+    ):
         parser.error(f"a program stands behind --, such as: boundby train -- {' '.join(bare)}")
     console, is_lost = Console(), False
     with console.documented() if args.json else contextlib.nullcontext():
@@ -330,16 +332,16 @@ def _live(number: str, body: Body, run: Run) -> int:
             decision = steps.decide(number, run.config, layout)
             run.note(f"step {number}: {'runs' if decision.run else 'kept'} ({decision.reason})")
             if not decision.run:
-                run.give(lambda: _told(number, run, "kept", decision.reason))
+                run.give(lambda: _step_document(number, run, "kept", decision.reason))
                 return DONE
         code = _recorded(number, body, run, parts)
         if line := estimate.standing(number, run.config, layout, run.args.resume):
             run.note(line)
-        run.give(lambda: _told(number, run, STATUS.get(code, "failed"), None))
+        run.give(lambda: _step_document(number, run, STATUS.get(code, "failed"), None))
         return code
 
 
-def _told(number: str, run: Run, status: str, reason: str | None) -> dict[str, Any]:
+def _step_document(number: str, run: Run, status: str, reason: str | None) -> dict[str, Any]:
     """Return what --json prints of a step: what the step gave, how it ended, and where its results are."""
     from utils.steps import steps
 
@@ -433,16 +435,18 @@ def _stops_raise() -> Iterator[None]:
     previous: dict[int, Any] = {}
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     if threading.current_thread() is threading.main_thread():  # elsewhere the caller keeps its own handling
-        previous = {each: signal.getsignal(each) for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN}
+        previous = {
+            signum: signal.getsignal(signum) for signum in STOPS if signal.getsignal(signum) is not signal.SIG_IGN
+        }
     try:
-        for each in previous:
-            signal.signal(each, stop)
+        for signum in previous:
+            signal.signal(signum, stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)  # the runner lets an interrupt wait until here
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
 def _as_pipeline_error(

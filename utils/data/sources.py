@@ -183,13 +183,13 @@ def _json_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
     return columns, rows
 
 
-def _json_object(content: str, place: str) -> dict[str, object]:
+def _json_object(content: str, line: str) -> dict[str, object]:
     try:
         record = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{place} is not JSON: {error}") from None
+        raise InputError(f"{line} is not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise InputError(f'{place} is not an object such as {{"text": "…", "label": "…"}}')
+        raise InputError(f'{line} is not an object such as {{"text": "…", "label": "…"}}')
     return record
 
 
@@ -269,8 +269,8 @@ def _open_hub(dataset: Dataset, progress: Progress) -> OpenedSource:
     """Download the dataset where it is not cached, and choose its split; the rows stay memory-mapped on disk."""
     repository = hub.Repository("dataset", str(dataset.hf_name), dataset.revision)
     commit = None if hub.is_offline() else hub.dataset_commit(repository)
-    told = hub.announced(f"reading {repository} from the Hub", progress)
-    with told, _hub_explained(dataset), hub.explained(repository):
+    announced = hub.announced(f"reading {repository} from the Hub", progress)
+    with announced, _hub_explained(dataset), hub.explained(repository):
         builder = _builder(dataset, commit)
         builder.download_and_prepare()
         splits = builder.as_dataset()
@@ -340,13 +340,13 @@ def _check_cached_revision(repository: hub.Repository, cached: str) -> None:
 
 def _choose_split(splits: list[str], dataset: Dataset) -> str:
     wanted = [dataset.split] if dataset.split else SPLITS
-    found = next((split for split in wanted if split in splits), None)
-    if found is None:
+    split = next((split for split in wanted if split in splits), None)
+    if split is None:
         raise InputError(
             f"dataset '{dataset.hf_name}' has no split {' or '.join(map(repr, wanted))}; "
             f"set dataset.split to one of: {', '.join(splits)}"
         )
-    return found
+    return split
 
 
 def _table_rows(table: Any, columns: Columns, names_a_class: bool) -> Iterator[Row]:

@@ -149,7 +149,7 @@ def _download(config: Config) -> str:
         made = config.model.name == QUICKSTART and not cache.is_ready(Path(config.dataset.local_path).parent)
         return "0 bytes" + ("; the quickstart model is built here, about a minute" if made else "")
     with ThreadPoolExecutor(len(wanted)) as pool:
-        return "; ".join(pool.map(lambda each: _of_repository(*each), wanted))
+        return "; ".join(pool.map(lambda repository: _of_repository(*repository), wanted))
 
 
 def _of_repository(kind: str, name: str, revision: str | None) -> str:
@@ -170,7 +170,7 @@ def _of_repository(kind: str, name: str, revision: str | None) -> str:
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or type(error).__name__  # its text may hold the address in pieces
         return f"{name}: size unknown, the Hub did not answer ({why})"
-    total = sum(each.get("size") or 0 for each in listed if _is_fetched(kind, each.get("rfilename", "")))
+    total = sum(file.get("size") or 0 for file in listed if _is_fetched(kind, file.get("rfilename", "")))
     return f"{name}: {total:,} bytes"
 
 

@@ -2,7 +2,8 @@
 
 from boundby.bound import Gain, Owner, OwnerKind, Trial, Verdict, card, factor
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown
-from utils.baseline import Ceilings, Operator, Row
+from boundby.machine import Ceilings
+from utils.baseline import Operator, Row
 from utils.comparison import facts
 from utils.render import Block, BulletList, Heading, Paragraph, Table
 from utils.report import variants
@@ -153,14 +154,14 @@ def _ceilings(data: ReportData) -> Table:
     """Return which setting of matrix products reaches what on this machine."""
     rows = [
         [
-            ceiling["dtype"],
-            ceiling["precision"] or NOTHING,
-            "in use" if ceiling["is_configured"] and ceiling["dtype"] in data.dtypes else "",
-            number(ceiling["flops_per_s"] / 1e9),
-            str(ceiling["size"]),
-            f"{ceiling['relative_error']:.1e}",
+            ceiling.dtype,
+            ceiling.precision or NOTHING,
+            "in use" if ceiling.is_configured and ceiling.dtype in data.dtypes else "",
+            number(ceiling.flops_per_s / 1e9),
+            str(ceiling.size),
+            f"{ceiling.relative_error:.1e}",
         ]
-        for ceiling in data.document["ceilings"]["compute"]
+        for ceiling in data.document["ceilings"].compute
     ]
     headers = ["dtype", "float32\nprecision", "", "GFLOP/s", "at size", "largest\nerror"]
     return Table(headers, rows, left=[0, 1, 2], caption="Matrix products")
@@ -168,15 +169,10 @@ def _ceilings(data: ReportData) -> Table:
 
 def _memory(ceilings: Ceilings) -> Table:
     rows = [
-        [
-            level["level"],
-            number(level["bytes_per_s"] / 1e9),
-            number(level["working_set_bytes"] / 1e6),
-            level["operation"],
-        ]
-        for level in ceilings["memory"]
+        [level.level, number(level.bytes_per_s / 1e9), number(level.working_set_bytes / 1e6), level.operation]
+        for level in ceilings.memory
     ]
-    dispatch = f"Issuing one operator takes {1e6 * ceilings['dispatch_s']:.1f} us."
+    dispatch = f"Issuing one operator takes {1e6 * ceilings.dispatch_s:.1f} us."
     headers = ["memory", "GB/s", "MB\ntouched", "by"]
     return Table(headers, rows, left=[0, 3], caption="Memory", notes=[dispatch])
 

@@ -12,10 +12,10 @@ from utils.settings import QUICKSTART, Config
 def check_machine(run: Run) -> None:
     """Show what `setup/verify.py` finds. Raises EnvironmentLacksError when it finds something lacking."""
     command = [sys.executable, str(ROOT / "setup" / "verify.py"), *(["--json"] if run.args.json else [])]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    run.give(lambda: json.loads(found.stdout), found.stdout.rstrip)
-    if found.returncode != 0:
-        problems = found.stderr.strip() or "see the lines above"
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    run.give(lambda: json.loads(answer.stdout), answer.stdout.rstrip)
+    if answer.returncode != 0:
+        problems = answer.stderr.strip() or "see the lines above"
         raise EnvironmentLacksError(f"the environment is not ready: {problems}")
 
 
