@@ -20,13 +20,14 @@ def main(run: cli.Run) -> int:
     from utils.baseline import sweep as baseline
     from utils.evaluation import make_room
     from utils.models import loading as models
+    from utils.report import show_card
 
     source = models.locate(run.config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(run.config, run.layout, source)
     make_room(run)
     rows = data.load_texts(run.layout, sha256=receipt.dataset.sha256)
     models.use_matmul_precision(run.config.model.matmul_precision)
-    result = baseline.measure(run, receipt, source, rows)
+    result = baseline.measure(run, receipt, source, rows, show_card)
     run.say(f"wrote {run.layout.metrics}")
     run.give(result.told)
     return cli.INCOMPLETE if result.failed_points else cli.DONE

@@ -31,7 +31,6 @@ from .replay import Instruments as Instruments
 from .replay import Lengths as Lengths
 from .replay import OnDevice as OnDevice
 from .replay import OnHost as OnHost
-from .trace_judgement import LEAST_STEPS as LEAST_STEPS
 from .trace_judgement import Waiting as Waiting
 from .trace_judgement import judge_trace as judge_trace
 from .trials import FASTER_PRODUCTS as FASTER_PRODUCTS

@@ -8,7 +8,7 @@ import msgspec
 
 from boundby.bound.verdict import Bound, Confidence, Doubt, Fix, Gain, Verdict, fix_of_cause, inconclusive
 from boundby.formatting import percent
-from boundby.trace import HOST_CAUSES, HOST_KIND, Analysis, Breakdown, least_wait_ns
+from boundby.trace import HOST_CAUSES, HOST_KIND, LEAST_STEPS, Analysis, Breakdown, least_wait_ns
 
 # What each nanosecond of the window counts for. Every cause in which a device waits for the host's own doings is
 # `launch`; the gains tell them apart. Waits between streams and untraced time explain nothing.
@@ -28,7 +28,6 @@ BOUND_OF: dict[str, Bound] = {
 UNEXPLAINED: Bound = "inconclusive"
 AHEAD = 1.5  # times the second largest share, below which that is named as well
 CLOSE = 1.1  # times the second largest share, below which the two are mixed where steps do not tell
-LEAST_STEPS = 3
 MOSTLY = 0.5  # of the communication of a rank that is waiting for others, of a cause in one place
 STEADY = 0.2  # interquartile range of the step times, over their median
 CLEAR = 0.6  # of the time of the work, to call it compute

@@ -1,4 +1,5 @@
 from .analysis import HOST_KIND as HOST_KIND
+from .analysis import LEAST_STEPS as LEAST_STEPS
 from .analysis import Analysis as Analysis
 from .analysis import Breakdown as Breakdown
 from .analysis import StepTimes as StepTimes

@@ -37,6 +37,7 @@ from boundby.trace.table import ABSENT, Trace
 from boundby.trace.windows import Window, window, without_excluded
 
 HOST_KIND = "operators"
+LEAST_STEPS = 3  # to see whether they agree
 MOST_SPANS = 400  # of the timeline: more are not told apart in a picture
 
 

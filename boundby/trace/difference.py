@@ -12,8 +12,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from boundby.bound import LEAST_STEPS
-from boundby.trace.analysis import HOST_KIND, Analysis
+from boundby.trace.analysis import HOST_KIND, LEAST_STEPS, Analysis
 from boundby.trace.operator_table import by_name
 from boundby.trace.operators import Caller, Grouping, OpStat
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from utils.command.errors import InputError
+from utils.settings import SettingsError
 from utils.settings.schema import Config, Targets, read_settings
 from utils.settings.yaml_file import load
 
@@ -24,7 +24,7 @@ def written(tmp_path):
 
 
 def problems(path: Path, *overrides: str) -> list[str]:
-    with pytest.raises(InputError) as failure:
+    with pytest.raises(SettingsError) as failure:
         load(Config, path, overrides)
     assert failure.value.exit_code == 2
     return str(failure.value).replace(f"{path}", "FILE").splitlines()
@@ -111,11 +111,11 @@ def test_own_model_and_texts_take_the_place_of_those_of_the_pod_run():
 
 
 def test_own_model_is_not_measured_on_the_texts_of_another_unless_asked_for():
-    with pytest.raises(InputError, match=r"belongs to another model.*dataset\.file=texts\.csv.*dataset\.hf_name="):
+    with pytest.raises(SettingsError, match=r"belongs to another model.*dataset\.file=texts\.csv.*dataset\.hf_name="):
         read_settings(POD, ["model.name=org/own"])
     kept, _ = read_settings(POD, ["model.name=org/own", "dataset.hf_name=codefactory4791/amazon_test"])
     assert kept.dataset.hf_name == "codefactory4791/amazon_test"
-    with pytest.raises(InputError, match=r"dataset\.quickstart=true"):
+    with pytest.raises(SettingsError, match=r"dataset\.quickstart=true"):
         read_settings(ROOT / "configs/quickstart.yaml", ["model.name=org/own"])
 
 

@@ -13,6 +13,7 @@ from utils.baseline import rounds as visits
 from utils.baseline.document import read_document
 from utils.command.artifacts import METRICS_VERSION, Layout
 from utils.command.errors import InputError
+from utils.settings import SettingsError
 from utils.settings.schema import Config
 from utils.settings.yaml_file import load
 from utils.steps import steps
@@ -115,7 +116,7 @@ def test_settings_are_read_from_files_alone(tmp_path, path):
     if path == "fifo":
         path = str(tmp_path / path)
         os.mkfifo(path)
-    with pytest.raises(InputError, match="is not a file"):
+    with pytest.raises(SettingsError, match="is not a file"):
         load(Config, path)
 
 
@@ -131,7 +132,7 @@ def test_settings_are_read_from_files_alone(tmp_path, path):
 )
 def test_a_value_that_no_setting_can_have_is_refused_before_anything_runs(tmp_path, override, fault):
     path = config_of(tmp_path, "model: {name: a/b}\ndataset: {file: x.csv}\n")
-    with pytest.raises(InputError, match=f"command line.*({fault})"):
+    with pytest.raises(SettingsError, match=f"command line.*({fault})"):
         load(Config, path, [override])
 
 

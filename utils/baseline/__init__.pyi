@@ -1,16 +1,13 @@
 from . import instruments as instruments
 from . import sweep as sweep
 from .columns import COLUMNS as COLUMNS
-from .columns import MB as MB
 from .columns import MEASURED as MEASURED
 from .columns import Status as Status
 from .document import Change as Change
 from .document import Choice as Choice
 from .document import Device as Device
 from .document import Document as Document
-from .document import Exactness as Exactness
 from .document import Factor as Factor
-from .document import FullDataset as FullDataset
 from .document import Model as Model
 from .document import NonNegative as NonNegative
 from .document import Operator as Operator

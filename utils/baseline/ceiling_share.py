@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from boundby.machine import Ceilings, is_host
-from utils.baseline.document import CeilingShare, FullDataset, Row
+from utils.baseline.document import Row
+from utils.evaluation import CeilingShare, FullDataset
 
 
 def share_of_ceiling(full: FullDataset, rows: Sequence[Row], ceilings: Ceilings | None, device: str) -> CeilingShare:

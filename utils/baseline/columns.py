@@ -9,22 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median, stdev
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
-
-import msgspec
+from typing import Any, Literal, NotRequired, TypedDict, get_args
 
 from boundby.bound import Bound, Confidence, Doubt, Verdict, doubts_of
 from boundby.formatting import Missing
 from boundby.machine import LEAST_WINDOW_S, changed_clock
 from boundby.timing import Estimate, Summary, Totals, drift, estimate, least_samples, reach, summarize
 from utils.baseline.rounds import Quantity, Visit, reference_rounds, rounds, usable, whole_of
+from utils.evaluation import NonNegative, Positive, Size
 
 Section = Literal["sweep", "memory", "device", "work"]
 Status = Literal["ok", "noisy", "oom", "failed", "skipped_oom"]
 MEASURED = ("ok", "noisy")
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NonNegative = Annotated[float, msgspec.Meta(ge=0)]
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 NO_REFERENCE = "the reference batch was not timed"
 NOT_DIAGNOSED = "the sweep was not finished; the verdict is made after it"
 MB = 1e6

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 
 from utils.baseline.columns import MEASURED
-from utils.baseline.document import Choice, FullDataset, Optimal, Row, Target
+from utils.baseline.document import Choice, Optimal, Row, Target
+from utils.evaluation import FullDataset
 from utils.settings import Targets
 
 GOOD_ENOUGH = 0.95  # of the best throughput

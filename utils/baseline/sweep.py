@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -32,20 +32,20 @@ from utils.baseline import columns, diagnosis, instruments, memory
 from utils.baseline import rounds as visits
 from utils.baseline.ceiling_share import share_of_ceiling
 from utils.baseline.columns import Finding
-from utils.baseline.document import Agreement, Device, Document, FullDataset, MachineState, Model, Row
+from utils.baseline.document import Agreement, Device, Document, MachineState, Model, Row
 from utils.baseline.inference import Guard, InferenceProfiler, Settings, take_turns
 from utils.baseline.optimum import MEASURED, judge, optimal
 from utils.baseline.rounds import Visit, named
 from utils.baseline.selection import Selection
 from utils.command import METRICS_VERSION, PipelineError, Run, removed
 from utils.data import DataReceipt, Rows
-from utils.evaluation import Known, evaluate, planning
+from utils.evaluation import FullDataset, Known, evaluate
 from utils.models import LoadedModel, ModelSource, tasks
 from utils.models import loading as models
-from utils.report import card, sources
 from utils.settings import AUTO
-from utils.steps import estimate, steps
+from utils.steps import steps
 
+ShowCard = Callable[[Run, int, bool], None]  # of how many texts the whole set has, and whether it is still to come
 TOGETHER_S = 20.0  # for the limits of the machine and the replays of all batch sizes
 STATUS_WORDS = {"oom": "does not fit into memory", "skipped_oom": "not tried"}
 SHARED_MEMORY = 0.25  # of what is free may hold the model in further dtypes while one of them is measured
@@ -176,8 +176,10 @@ class Result:
         )
 
 
-def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> Result:
+def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, show_card: ShowCard) -> Result:
     """Return the sweep in every dtype and the whole dataset in the model's own; saved as it grows.
+
+    The card is shown at the end, and before the whole set, which may take hours: who sees the answer may stop there.
 
     Raises PipelineError when nothing could be measured and memory is not the reason.
     """
@@ -196,14 +198,14 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows) -> 
             _leave_alone(model, loaded)
             find_limits(result, model, *subject)
             if run.config.evaluation.enabled and model.dtype == result.dtype:
-                show_card(result, is_under_way=True)
+                show_card(run, receipt.rows, True)
                 run.say("FULL DATASET EVALUATION")
                 result.full = _evaluated(result, model)
                 run.say("\n".join(console_evaluation(result.full, run.config.model.task)))
     data.check_receipt(run.config, run.layout, source)  # what was measured is still what lies there
     _require_a_measurement(result.rows)
     result.save(complete=True)
-    show_card(result)
+    show_card(run, receipt.rows, False)
     return result
 
 
@@ -224,20 +226,6 @@ def _evaluated(result: Result, loaded: LoadedModel) -> FullDataset:
     slowed = [each.text for each in seen if each.kind == "gpu_throttled"]  # its workers are other processes
     result.doubts += [str(Doubt("disturbed", f"while the whole dataset was evaluated {text}")) for text in slowed]
     return full
-
-
-def show_card(result: Result, is_under_way: bool = False) -> None:
-    """Write and show the card as far as it is known, and say about how long the rest takes.
-
-    It comes before the whole set too, which may take hours: whoever sees the answer then may stop there.
-    """
-    run = result.run
-    report = replace(sources.read(run), is_under_way=is_under_way)
-    run.say(f"\n{card.draw(report)}\n")
-    if is_under_way and report.chosen:
-        here_s = planning.sample(run.config, result.receipt.rows)[0] / report.chosen["throughput_samples_per_sec_mean"]
-        if line := estimate.standing("02", run.config, run.layout, run.args.resume, here_s):
-            run.note(f"{line}, if the whole set goes no faster than batch size {report.chosen['batch_size']}")
 
 
 def _load(result: Result, source: ModelSource, dtypes: Sequence[str], rows: Rows) -> list[LoadedModel]:

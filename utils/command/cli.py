@@ -33,6 +33,7 @@ from boundby.machine import DeviceLostError
 from utils.command.console import Console, log_to, stop_logging
 from utils.command.credentials import Parser
 from utils.command.errors import EnvironmentLacksError, GpuLostError, InputError, PipelineError, lacking
+from utils.settings import SettingsError
 
 if TYPE_CHECKING:
     from utils.command.artifacts import Layout
@@ -459,6 +460,8 @@ def _as_pipeline_error(
         return GpuLostError(f"{lost}; the GPU does nothing more for this process, what was finished is kept: {way_out}")
     if isinstance(error, PipelineError):
         return error
+    if isinstance(error, SettingsError):
+        return InputError(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name:
         return lacking(error.name.partition(".")[0])
     if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:

@@ -4,6 +4,12 @@ from .engine_process import ENGINE_S as ENGINE_S
 from .engine_process import EngineFailed as EngineFailed
 from .engine_process import EngineProcess as EngineProcess
 from .engine_process import obstacle as obstacle
+from .result import CeilingShare as CeilingShare
+from .result import Exactness as Exactness
+from .result import FullDataset as FullDataset
+from .result import NonNegative as NonNegative
+from .result import Positive as Positive
+from .result import Size as Size
 from .run import evaluate as evaluate
 from .run import make_room as make_room
 from .tuning import Known as Known

@@ -9,10 +9,10 @@ import numpy as np
 
 from boundby import files
 from boundby.cli import typed
-from utils.baseline import MB, FullDataset
 from utils.command import EvaluationFolder, PipelineError
 from utils.evaluation import parts, rows
 from utils.evaluation.plan import Plan
+from utils.evaluation.result import FullDataset
 from utils.models import tasks
 
 RUN_COMMAND = typed("evaluate", "run")
@@ -119,12 +119,12 @@ def _memory(records: Sequence[parts.Record]) -> FullDataset:
     """Return the peaks over all shards; each was measured when it was predicted, also in an earlier attempt."""
     device = [record.device_peak_bytes for record in records if record.device_peak_bytes is not None]
     process = [record.process_peak_bytes for record in records if record.process_peak_bytes is not None]
-    used_mb = max(device) / MB if device else None
+    used_mb = max(device) / 1e6 if device else None
     return {
         "gpu_mem_used": used_mb,
         "gpu_mem_used_mb": used_mb,
         "gpu_mem_used_reason": None if device else "; ".join(records[0].memory_reasons),
-        "cpu_mem_peak_mb": max(process) / MB if process else None,
+        "cpu_mem_peak_mb": max(process) / 1e6 if process else None,
     }
 
 

@@ -13,13 +13,13 @@ from msgspec import structs
 from boundby import files
 from boundby.inference import ENGINES
 from boundby.machine import ceilings, host_threads, is_gpu, pick_device, release_memory, runtime
-from utils.baseline import FullDataset
 from utils.command import EvaluationFolder, InputError, Run, held, set_aside
 from utils.data import DataReceipt
 from utils.evaluation import engines, planning
 from utils.evaluation import plan as plans
 from utils.evaluation.finalize import finalize
 from utils.evaluation.ray_engine import Demand, on_ray
+from utils.evaluation.result import FullDataset
 from utils.evaluation.shards import CLAIMED_S, Executor, Receipt, ShardPredictor
 from utils.evaluation.storage import Storage, mirrored
 from utils.evaluation.tuning import Known

@@ -4,6 +4,7 @@ from . import export as export
 from . import run_summary as run_summary
 from . import sources as sources
 from . import variants as variants
+from .card import show_card as show_card
 from .pictures.style import ALARM as ALARM
 from .pictures.style import INK as INK
 from .pictures.style import MUTED as MUTED

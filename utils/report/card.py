@@ -1,6 +1,7 @@
 """The card of a run: its facts gathered from what the steps left, for `boundby.bound.card` to put into lines."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePath
 
 from boundby import files
@@ -10,8 +11,10 @@ from boundby.formatting import number
 from boundby.machine import environment
 from boundby.work import Interval
 from utils.baseline import Row
-from utils.report import advice, doubts, variants
+from utils.command import Run
+from utils.report import advice, doubts, sources, variants
 from utils.report.sources import ReportData
+from utils.steps import estimate
 
 
 def card(data: ReportData) -> list[str]:
@@ -24,6 +27,21 @@ def draw(data: ReportData) -> str:
     text = "\n".join(card(data))
     files.write_text(data.layout.card, f"{text}\n")
     return text
+
+
+def show_card(run: Run, texts: int, is_under_way: bool) -> None:
+    """Write and show the card as far as it is known; while step 02 is under way also how long the rest takes.
+
+    `texts` are those of the whole dataset.
+    """
+    from utils.evaluation import planning  # loads torch, which a report that is made again does without
+
+    data = replace(sources.read(run), is_under_way=is_under_way)
+    run.say(f"\n{draw(data)}\n")
+    if is_under_way and data.chosen:
+        here_s = planning.sample(run.config, texts)[0] / data.chosen["throughput_samples_per_sec_mean"]
+        if line := estimate.standing("02", run.config, run.layout, run.args.resume, here_s):
+            run.note(f"{line}, if the whole set goes no faster than batch size {data.chosen['batch_size']}")
 
 
 def facts(data: ReportData) -> Facts:

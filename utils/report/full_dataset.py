@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from boundby.formatting import number, quantity, times, unknown
-from utils.baseline import FullDataset
+from utils.evaluation import FullDataset
 from utils.render import Block, DefinitionList, Heading, Paragraph, Table
 from utils.report.figures import Content, Folded
 from utils.report.sources import ReportData

@@ -19,7 +19,6 @@ from boundby.layers import ModelProfile, read_profile
 from boundby.trace import rows_by_name
 from utils.baseline import (
     Document,
-    FullDataset,
     NonNegative,
     Operator,
     Optimal,
@@ -36,6 +35,7 @@ from utils.baseline import (
 )
 from utils.command import DEFAULT_CONFIG, METRICS_VERSION, InputError, Layout, Run, removed, without
 from utils.comparison import Point, Rounds, rounds_of, visits_of
+from utils.evaluation import FullDataset
 from utils.models import Quality, tasks
 from utils.models import quality as qualities
 from utils.settings import AUTO, DEFAULT_TASK, Config

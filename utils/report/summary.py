@@ -2,7 +2,7 @@
 
 from boundby.bound import card as cards
 from boundby.formatting import clean, number, quantity, unknown
-from utils.baseline import FullDataset
+from utils.evaluation import FullDataset
 from utils.render import Admonition, Block, Card, CodeBlock, DefinitionList, Paragraph
 from utils.report import card
 from utils.report.figures import Content, Folded

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from boundby.bound import Fix, factor
 from boundby.formatting import NOTHING, clean, number, paragraph, table, times
 from boundby.work import Interval
-from utils.baseline import Exactness, Span, VariantRow, Variants
+from utils.baseline import Span, VariantRow, Variants
+from utils.evaluation import Exactness
 from utils.render import Block, BulletList, Heading, Paragraph, Table
 from utils.report.figures import Content, Folded, show
 from utils.report.pictures import variants as plot

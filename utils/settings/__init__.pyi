@@ -1,3 +1,4 @@
+from .errors import SettingsError as SettingsError
 from .schema import AUTO as AUTO
 from .schema import DEFAULT_TASK as DEFAULT_TASK
 from .schema import LABEL_COLUMN as LABEL_COLUMN

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from boundby.cli import PIPELINE
-from utils.command import InputError
+from utils.settings.errors import SettingsError
 from utils.settings.yaml_file import Values, load
 
 SHIPPED = tuple(PIPELINE / "configs" / name for name in ("config.yaml", "quickstart.yaml"))  # of somebody else
@@ -259,7 +259,7 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, li
 
     What the file says of its own model or dataset goes with it when another is given: the other source of data and
     what describes it, the model's revision and, from a file that comes with the program, the targets. Raises
-    InputError for mistakes, and where somebody else's dataset would be left for a model that is given.
+    SettingsError for mistakes, and where somebody else's dataset would be left for a model that is given.
     """
     dropped: list[str] = []
 
@@ -271,7 +271,7 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, li
     has_source = any(_is_given(f"dataset.{source}", given) for source in SOURCES)
     if "model.name" in given and path.resolve() in SHIPPED and not has_source and _has_other_model(path, config):
         leftover = "quickstart=true" if config.dataset.quickstart else f"hf_name={config.dataset.hf_name}"
-        raise InputError(
+        raise SettingsError(
             f"command line: model.name is {config.model.name!r}, but the dataset of {path} belongs to another model. "
             "Name your own texts, for which labels are not needed, by dataset.file=texts.csv (or a dataset of the Hub "
             f"by dataset.hf_name=org/dataset); to measure on that one all the same, say dataset.{leftover}"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from utils.command import InputError
+from utils.settings.errors import SettingsError
 
 MAX_BYTES = 100_000  # a settings file has a few kB; more is not one, and would take ten seconds a MB
 MOST_PROBLEMS = 20  # that are listed
@@ -29,18 +29,18 @@ def load(schema: type[Record], path: str | Path, overrides: Sequence[str] = (), 
     `adapt(stated, values, given)` may change the `values` before they are checked; it gets what the file states and
     which keys are overridden.
 
-    Raises InputError that lists every mistake as `file:line:column: key: problem`.
+    Raises SettingsError that lists every mistake as `file:line:column: key: problem`.
     """
     file, marks = str(path), Marks()
     root, stated = _parsed(_text(Path(path)), file)
     if not isinstance(stated, dict):
-        raise InputError(f"{path}: holds no settings; expected keys such as 'model:'")
+        raise SettingsError(f"{path}: holds no settings; expected keys such as 'model:'")
     problems = _noted(root, file, (), marks)
     values = copy.deepcopy(stated)
     for override in overrides:
         try:
             _lay_over(override, values, marks)
-        except InputError as error:
+        except SettingsError as error:
             problems.append(str(error))
     if adapt:
         adapt(stated, values, frozenset(override.partition("=")[0] for override in overrides))
@@ -50,26 +50,26 @@ def load(schema: type[Record], path: str | Path, overrides: Sequence[str] = (), 
         problems += [_explained(detail, schema, file, marks) for detail in error.errors(include_url=False)]
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise InputError("\n".join([*problems[:MOST_PROBLEMS], f"{count}; nothing was run"]))
+        raise SettingsError("\n".join([*problems[:MOST_PROBLEMS], f"{count}; nothing was run"]))
     return settings
 
 
 def _text(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():
-            raise InputError(f"{path}: is not a file; a configuration is one")
+            raise SettingsError(f"{path}: is not a file; a configuration is one")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InputError(f"{path}: no such configuration file; try --config configs/quickstart.yaml") from None
+        raise SettingsError(f"{path}: no such configuration file; try --config configs/quickstart.yaml") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > MAX_BYTES:
-        raise InputError(f"{path}: has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}")
+        raise SettingsError(f"{path}: has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 (byte {error.start}); save it as UTF-8") from None
+        raise SettingsError(f"{path}: is not UTF-8 (byte {error.start}); save it as UTF-8") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -83,7 +83,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parsed(text: str, file: str) -> tuple[yaml.Node | None, Any]:
-    """Return the node and the value of a YAML. Raises InputError that names the line."""
+    """Return the node and the value of a YAML. Raises SettingsError that names the line."""
     loader = None
     try:
         loader = _Loader(text)  # refuses characters that no YAML holds
@@ -93,7 +93,7 @@ def _parsed(text: str, file: str) -> tuple[yaml.Node | None, Any]:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = f":{mark.line + 1}:{mark.column + 1}" if mark and file != COMMAND_LINE else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise InputError(f"{file}{line}: is not YAML: {problem}") from None
+        raise SettingsError(f"{file}{line}: is not YAML: {problem}") from None
     finally:
         if loader:
             loader.dispose()
@@ -117,16 +117,16 @@ def _noted(node: yaml.Node | None, file: str, key: KeyPath, marks: Marks) -> lis
 
 
 def _lay_over(override: str, values: Values, marks: Marks) -> None:
-    """Lay one `key.sub=value` over the values of the file. Raises InputError."""
+    """Lay one `key.sub=value` over the values of the file. Raises SettingsError."""
     name, equals, text = override.partition("=")
     keys = tuple(name.split("."))
     if not equals or not all(keys):
-        raise InputError(f"{COMMAND_LINE}: {override!r} is not of the form key.sub=value")
+        raise SettingsError(f"{COMMAND_LINE}: {override!r} is not of the form key.sub=value")
     try:
         _, value = _parsed(text, COMMAND_LINE)
-    except InputError as error:
+    except SettingsError as error:
         problem = str(error).removeprefix(f"{COMMAND_LINE}: ")
-        raise InputError(f"{COMMAND_LINE}: {name}: the value {problem} (got {_shown(text)})") from None
+        raise SettingsError(f"{COMMAND_LINE}: {name}: the value {problem} (got {_shown(text)})") from None
     section = values
     for depth, key in enumerate(keys[:-1], start=1):
         if not isinstance(section.get(key), dict):
