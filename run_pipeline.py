@@ -33,7 +33,7 @@ STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps" / "st
 UNSOUND = "some points failed or the profile has faults"
 WORDS = {file: word for word, (file, _) in COMMANDS.items()}  # of the command, by the file that they run
 OFFLINE_DEFAULT = typed("run", "--config", "configs/quickstart.yaml")
-NO_MODEL = f"""no model is named: that of configs/config.yaml is fetched and measured. Yours, or a small one made here:
+NO_MODEL = f"""no model is named: configs/config.yaml's is downloaded and measured. For yours, or a small one made here:
     {typed("run", "model.name=FOLDER_OR_NAME", "dataset.file=TEXTS.csv")}
     {OFFLINE_DEFAULT}"""
 # What a step is sent for what this process is sent. Of the last two it would die without writing its state.
@@ -169,10 +169,12 @@ def arguments() -> argparse.ArgumentParser:
         parser.add_argument(f"--skip-{step['skip']}", action="store_true", help=f"leave out step {number}")
     parser.add_argument("--only", metavar="N", type=int, help="run step N alone")
     parser.add_argument("--from", dest="first", metavar="N", type=int, help="start at step N")
-    parser.add_argument("--resume", action="store_true", help="keep finished steps and visits of an earlier run")
+    parser.add_argument("--resume", action="store_true", help="keep what an earlier run has finished")
     parser.add_argument("--dry-run", action="store_true", help="print what each step would do and why; run nothing")
     parser.add_argument(
-        "--then", metavar="COMMAND", help=f"run this by the shell at the end, also of a failure; ${EXIT_CODE_VARIABLE}"
+        "--then",
+        metavar="COMMAND",
+        help=f"run this in a shell at the end, also of a failure; it gets ${EXIT_CODE_VARIABLE}",
     )
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -220,8 +222,8 @@ def check(script: str, args: argparse.Namespace, documents: list[dict[str, Any]]
     if code in (DONE, INTERRUPTED, TERMINATED):
         return code
     again = shown(f"scripts/{script}", passed_on(args, "debug"))
-    say(f"the profile has faults or cannot be checked (exit code {code}); later steps run", "stderr")
-    say(f"to see all of it: {again}", "stderr")
+    say(f"the profile has faults or cannot be checked (exit code {code}); the remaining steps still run", "stderr")
+    say(f"to see every fault: {again}", "stderr")
     return INCOMPLETE
 
 
@@ -302,7 +304,7 @@ def as_exit_code(code: int) -> int:
 def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: float) -> str:
     """Say how the step ended and which command continues, and return that command."""
     if code == -signal.SIGKILL:
-        ended = "was killed; the usual cause is main memory: try smaller batch sizes"
+        ended = "was killed, usually because main memory ran out: try smaller batch sizes"
     elif code < 0:
         ended = f"was ended by signal {-code}"
     else:

@@ -13,11 +13,11 @@ from .device import arithmetic as arithmetic
 from .device import busy_threads as busy_threads
 from .device import describe as describe
 from .device import device_queue as device_queue
-from .device import fast_float32_products as fast_float32_products
+from .device import fast_float32_precision as fast_float32_precision
 from .device import float32_precision as float32_precision
 from .device import gpu_source as gpu_source
-from .device import has_bfloat16_products as has_bfloat16_products
-from .device import has_int8_products as has_int8_products
+from .device import has_bfloat16_matmul as has_bfloat16_matmul
+from .device import has_int8_matmul as has_int8_matmul
 from .device import host_threads as host_threads
 from .device import is_gpu as is_gpu
 from .device import is_host as is_host

@@ -2,7 +2,7 @@
 
 Data sheets are no substitute: they quote sparse figures, and tables that match names miss (docs/method.md). A limit is
 what the machine can do, so the best of several blocks counts (Chen & Revels 2016); `low` is their median, which tells
-how sure that is. Square matrix products set the peak; bytes/s are those of copy and addition, whichever is faster.
+how sure that is. Square matmuls set the peak; bytes/s are those of copy and addition, whichever is faster.
 """
 
 import functools
@@ -36,17 +36,17 @@ from boundby.machine.records import NEW, Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.machine.sampler import Source
 from boundby.timing import QUEUE_DEPTH, Timer, Work
 
-SCHEMA_VERSION = 3  # 2: sizes of caches are measured; 3: a GPU's products are sustained
+SCHEMA_VERSION = 3  # 3: a GPU's matmuls are sustained
 BUDGET_S = 5.0  # twice on a disturbed machine
 OVERRUN = 1.4  # of the budget, after which what can be left out is
 BLOCKS = 7
 BLOCK_S = 0.01  # long beside the clock and the wait for the device
-# Of products on a GPU, after the short blocks: its power controller acts only after some tenths of a second, and lowers
+# Of matmuls on a GPU, after the short blocks: its power controller acts only after some tenths of a second, and lowers
 # the clock then. The second half counts.
 SUSTAINED_S, SUSTAINED_BLOCK_S = 1.0, 0.1
-PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, torch.set_float32_matmul_precision
+PRECISIONS = ("highest", "high", "medium")  # of float32 matmuls, torch.set_float32_matmul_precision
 GPU_PRECISIONS = ("highest", "high")  # "medium" is TF32 there, too (`at::Context::allowTF32CuBLAS`)
-HOST_SIZES, GPU_SIZES = (256, 512, 1024, 2048), (2048, 4096, 8192)  # of the products
+HOST_SIZES, GPU_SIZES = (256, 512, 1024, 2048), (2048, 4096, 8192)  # of the matrices
 HOST_DTYPES, GPU_DTYPES = ("float32", "bfloat16"), ("float32", "bfloat16", "float16")
 LEAST_MEMORY_BYTES = 256 * 2**20
 LARGEST_SHARE_OF_MEMORY = 0.25
@@ -93,7 +93,7 @@ def measure(
     """Return the limits of `device`, measured within about `budget_s`; the settings in use are left as they were.
 
     What the settings in use allow comes first; other settings are left out, and named, where the budget is used up. On
-    a GPU each limit of products takes a second more; `source` reads its clocks meanwhile, by default NVML.
+    a GPU each matmul limit takes a second more; `source` reads its clocks meanwhile, by default NVML.
     """
     timer = timer or Timer(synchronize=synchronizer(device))
     watch = (watch or Watch(HostCounters())).start()
@@ -104,7 +104,7 @@ def measure(
     bench.source = source or gpu_source(device) if is_gpu(device) else None
     with torch.inference_mode():
         dispatch = bench.dispatch()
-        products = [bench.product(dtype, *_in_use(dtype)) for dtype in wanted]
+        matmuls = [bench.matmul(dtype, *_in_use(dtype)) for dtype in wanted]
         ladder: list[MemoryCeiling] = []
         cache: SharedCache | None = None
         if is_host(device):
@@ -117,16 +117,16 @@ def measure(
             memory += [*([shared] if shared else []), beyond, bench.new_memory(beyond)]
         else:
             memory = [bench.memory(level, size) for level, size in _device_sizes(device)]
-        products += bench.other_precisions() if "float32" in wanted else []
-    events = functools.reduce(operator.or_, (product.clock_event_reasons or 0 for product in products))
+        matmuls += bench.other_precisions() if "float32" in wanted else []
+    events = functools.reduce(operator.or_, (matmul.clock_event_reasons or 0 for matmul in matmuls))
     conditions = replace(watch.stop(), gpu_clock_event_reasons=events)
     seen = "; ".join(disturbance.text for disturbance in conditions.disturbances(busy_threads(device)))
     return Ceilings(
         device=describe(device),
         compute=tuple(
             sorted(
-                products,
-                key=lambda product: (wanted.index(product.dtype), PRECISIONS.index(product.precision or "highest")),
+                matmuls,
+                key=lambda matmul: (wanted.index(matmul.dtype), PRECISIONS.index(matmul.precision or "highest")),
             )
         ),
         memory=tuple(memory),
@@ -161,7 +161,7 @@ def _precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def _in_use(dtype: str) -> tuple[str | None, bool]:
-    """Return the setting of products in use in a dtype, and that it is."""
+    """Return the setting of matmuls in use in a dtype, and that it is."""
     return (float32_precision() if dtype == "float32" else None), True
 
 
@@ -175,16 +175,16 @@ class _Bench:
         self._queue = device_queue(device)
 
     def other_precisions(self) -> Iterator[ComputeCeiling]:
-        """Yield the limits of float32 products under the settings that are not in use, while the budget lasts."""
+        """Yield the limits of float32 matmuls under the settings that are not in use, while the budget lasts."""
         in_use = float32_precision()
         for precision in reversed(_precisions(self.device)):  # the coarsest is the one that may gain
             if precision == in_use or (is_gpu(self.device) and precision == "high" and in_use == "medium"):
                 continue
             if self.timer.clock() > self.deadline:
-                self.cut.append(f"float32 products at precision '{precision}'")
+                self.cut.append(f"float32 matmuls at precision '{precision}'")
                 continue
             with matmul_precision(precision):
-                yield self.product("float32", precision, False)
+                yield self.matmul("float32", precision, False)
 
     def ladder(self, size: int, reported: int) -> Iterator[MemoryCeiling]:
         """Yield bytes/s of growing working sets, until they no longer fall: beyond every cache.
@@ -206,8 +206,8 @@ class _Bench:
                 self.cut.append(f"bytes/s of {size // 2**20} MiB and more")
                 return
 
-    def product(self, dtype: str, precision: str | None, is_configured: bool) -> ComputeCeiling:
-        """Time products of growing size while the next one fits into the slot, and return the best.
+    def matmul(self, dtype: str, precision: str | None, is_configured: bool) -> ComputeCeiling:
+        """Time matmuls of growing size while the next one fits into the slot, and return the best.
 
         The right factor is transposed, as the weight of a linear layer is: some CPUs multiply bfloat16 seven times
         faster that way.
@@ -332,7 +332,7 @@ class _Bench:
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Set how float32 matrix products may be rounded, and set it back."""
+    """Set how float32 matrix matmuls may be rounded, and set it back."""
     before = float32_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -374,7 +374,7 @@ def _touched(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _relative_error(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the largest error of the product, over its largest value, against float64."""
+    """Return the largest error of the matmul, over its largest value, against float64."""
     exact = left.double() @ right.double()
     return float(((left @ right).double() - exact).abs().max() / exact.abs().max())
 

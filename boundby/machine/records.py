@@ -30,7 +30,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeCeiling(msgspec.Struct, frozen=True):
-    """FLOP/s of matrix products in one dtype under one setting; `relative_error` is against float64.
+    """FLOP/s of matmuls in one dtype under one setting; `relative_error` is against float64.
 
     On a GPU they are what it sustains for a second, `burst_flops_per_s` what it reaches before it is warm, and the
     clock and NVML's bit mask of what lowered it are those of that second; None where they are not known.
@@ -103,14 +103,14 @@ class Ceilings(msgspec.Struct, frozen=True):
     def limits(self, dtype: str) -> Limits | None:
         """Return what a verdict compares with: the limits of this dtype with the settings in use, None without any.
 
-        A higher limit, of coarser products, is none for work that must not use them.
+        A higher limit at reduced precision is none for work that must not use it.
         """
-        product = self.configured(dtype)
-        if product is None:
+        matmul = self.configured(dtype)
+        if matmul is None:
             return None
         new = next((_interval(ceiling) for ceiling in self.memory if ceiling.level == NEW), None)
         return Limits(
-            flops_per_s=Interval(product.flops_per_s, product.low, product.flops_per_s),
+            flops_per_s=Interval(matmul.flops_per_s, matmul.low, matmul.flops_per_s),
             bytes_per_s=tuple(self._by_size()),
             dispatch_s=Interval(self.dispatch_s, self.dispatch_s, self.dispatch_high_s),
             new_bytes_per_s=new,

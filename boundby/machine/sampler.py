@@ -39,7 +39,7 @@ MOST_J = 1e15  # that a GPU may have taken: a driver may answer 2**64 - 1 mJ
 
 
 class DeviceLostError(BaseException):
-    """A GPU does nothing more for this process, whatever it is asked; `point` is what was at work.
+    """This process can no longer use its GPU; `point` is what was running.
 
     No `except Exception` stops it, of a model or of a library: each further call would only bring the same error.
     """

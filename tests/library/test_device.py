@@ -16,7 +16,7 @@ from boundby.machine.device import (
     device_queue,
     float32_precision,
     gpu_source,
-    has_bfloat16_products,
+    has_bfloat16_matmul,
     is_out_of_memory,
     is_sticky,
     naming_loss,
@@ -46,7 +46,7 @@ def no_gpu(monkeypatch):
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_auto_is_the_cpu_and_a_gpu_is_refused():
     assert pick_device("auto") == pick_device() == CPU
-    with pytest.raises(ValueError, match=rf"'cuda' is not there: torch {torch.__version__[:3]}.*sees no GPU"):
+    with pytest.raises(ValueError, match=rf"'cuda' is not available: torch {torch.__version__[:3]}.*sees no GPU"):
         pick_device("cuda")
 
 
@@ -54,7 +54,7 @@ def test_without_a_gpu_auto_is_the_cpu_and_a_gpu_is_refused():
 def test_with_gpus_auto_is_the_first_and_one_that_is_not_there_is_refused():
     for name, picked in (("auto", "cuda:0"), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
         assert pick_device(name) == torch.device(picked)
-    with pytest.raises(ValueError, match=r"'cuda:2' is not there: torch sees 2 GPU\(s\)"):
+    with pytest.raises(ValueError, match=r"'cuda:2' is not available: torch sees 2 GPU\(s\)"):
         pick_device("cuda:2")
 
 
@@ -161,7 +161,7 @@ def test_a_gpu_that_emulates_bfloat16_has_no_products_in_it(has, cuda, monkeypat
         "is_bf16_supported",
         lambda including_emulation=True: asked.append(cuda.current) or including_emulation or has,
     )
-    assert has_bfloat16_products(SECOND) == has
+    assert has_bfloat16_matmul(SECOND) == has
     assert asked == [1]
 
 

@@ -428,7 +428,7 @@ def test_nothing_is_silent_for_more_than_ten_seconds(capsys):
         console.beat()
     said = [line.split(" ", 1)[-1] for line in capsys.readouterr().err.splitlines()]
     assert said[1:] == [
-        "still at work, 00:12 since the line above", "still at work, 00:23 since the line above",
+        "still running, 00:12 since the last line", "still running, 00:23 since the last line",
         "trials 1/4 ETA 01:00 one", "trials 1/4 ETA 00:43 (00:37 so far)",
     ]  # fmt: skip
 

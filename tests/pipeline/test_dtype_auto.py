@@ -47,8 +47,8 @@ def device_with(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have every device multiply in these dtypes and in float32; a GPU is called Tesla T4."""
 
     def have(*dtypes: str) -> None:
-        monkeypatch.setattr(devices, "has_bfloat16_products", lambda device: "bfloat16" in dtypes)
-        monkeypatch.setattr(devices, "has_float16_products", lambda device: "float16" in dtypes)
+        monkeypatch.setattr(devices, "has_bfloat16_matmul", lambda device: "bfloat16" in dtypes)
+        monkeypatch.setattr(devices, "has_float16_matmul", lambda device: "float16" in dtypes)
         named = {"type": "cuda", "name": "Tesla T4"}
         monkeypatch.setattr(devices, "describe", lambda device: named if device == GPU else {"type": "cpu"})
 
@@ -137,7 +137,7 @@ def test_a_dtype_that_is_asked_for_is_taken_and_said_to_be_emulated(tmp_path, de
 def test_float16_is_fast_from_volta_on(monkeypatch, major, has):
     properties = SimpleNamespace(major=major)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert devices.has_float16_products(GPU) is has
+    assert devices.has_float16_matmul(GPU) is has
 
 
 def test_a_checkpoint_in_bfloat16_is_loaded_and_held_against_float32(tmp_path, device_with):

@@ -253,8 +253,8 @@ def test_a_tool_says_to_start_it_again_and_a_loss_within_another_error_is_found(
 
     assert cli.command("A tool.", body, [], settings=None) == 3
     assert capsys.readouterr().err == (
-        "error: AcceleratorError: CUDA error: unspecified launch failure; the GPU does nothing more for this process, "
-        "what was finished is kept: start the same command again\n"
+        "error: AcceleratorError: CUDA error: unspecified launch failure; this process can no longer use the GPU. "
+        "Finished work is kept: start the same command again\n"
     )
 
 

@@ -139,7 +139,7 @@ def test_a_finding_about_the_profile_stops_no_step_but_shows_in_the_code(checkou
     assert ran(checkout)[-1] == "05"
     captured = capfd.readouterr()
     assert "the profile has faults or cannot be checked" in captured.err
-    assert "to see all of it: python scripts/check_profile.py" in captured.err
+    assert "to see every fault: python scripts/check_profile.py" in captured.err
     assert re.search(
         r"all steps finished in \d+ s, but some points failed or the profile has faults \(exit code 4\)", captured.out
     )
@@ -163,7 +163,7 @@ def test_an_interrupted_check_ends_the_run(checkout, capfd, code):
 def test_a_killed_step_and_a_missing_network_are_explained(checkout, capfd):
     end(checkout, "02", "os.kill(os.getpid(), 9)")
     assert run_pipeline.main([]) < 0
-    assert "step 02 was killed; the usual cause is main memory" in capfd.readouterr().err
+    assert "step 02 was killed, usually because main memory ran out" in capfd.readouterr().err
     end(checkout, "01", "sys.exit(3)")
     assert run_pipeline.main([]) == 3
     assert "configs/quickstart.yaml" in capfd.readouterr().err

@@ -46,8 +46,8 @@ DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
 STATUS = {DONE: "ok", INCOMPLETE: "incomplete", INTERRUPTED: "interrupted", TERMINATED: "interrupted"}
 RUN_BEGUN_VARIABLE = "BOUNDBY_RUN_BEGUN"  # set by the runner after its first step, so that no later one repeats it
 OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")  # what libraries say of it
-_FAILS = "{disk} fails or is gone ({reason}); nothing that was finished is lost: once it is back, add --resume"
-_FORBIDS = "{reason}; change its rights or its disk, or, for results, choose another output.results_dir"
+_FAILS = "{disk} failed or is gone ({reason}). Finished work is kept: add --resume once the disk is back"
+_FORBIDS = "{reason}; change its permissions, or choose another output.results_dir for results"
 OF_THE_MACHINE = {  # what an OSError means for people, by its number
     errno.ENOSPC: "no space left on {disk}{space}; free some and add --resume",
     errno.EDQUOT: "this user's quota on {disk} is used up; free some and add --resume",
@@ -138,17 +138,19 @@ def step(number: str, add_more: AddArguments | None = None) -> Callable[[Body], 
         parser.add_argument("--resume", action="store_true", help="keep finished work of an interrupted run")
         parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
 
-    def decorate(body: Body) -> Main:
-        @functools.wraps(body)
-        def main(argv: Sequence[str] | None = None) -> int:
-            description = body.__globals__["__doc__"]
-            return command(
-                description, lambda run: _live(number, body, run), argv, add_arguments, is_script=_is_script(body)
-            )
+    return lambda body: _main_of(body, lambda run: _live(number, body, run), add_arguments)
 
-        return main
 
-    return decorate
+def _main_of(script: Body, body: Body, *settings: Any, **options: Any) -> Main:
+    """Return the command of a script: it runs `body`, and ends the process where that is the script's own."""
+    of_script = script.__globals__
+
+    @functools.wraps(script)
+    def main(argv: Sequence[str] | None = None) -> int:
+        is_script = of_script["__name__"] == "__main__"
+        return command(of_script["__doc__"], body, argv, *settings, **options, is_script=is_script)
+
+    return main
 
 
 class Flag(argparse.Action):
@@ -182,23 +184,7 @@ def tool(
 
     With `settings` None it takes no settings, and `run` has none. One that `serves` waits for others, and is silent.
     """
-
-    def decorate(body: Body) -> Main:
-        @functools.wraps(body)
-        def main(argv: Sequence[str] | None = None) -> int:
-            description = body.__globals__["__doc__"]
-            return command(
-                description, body, argv, add_arguments, settings, has_heartbeat=not serves, is_script=_is_script(body)
-            )
-
-        return main
-
-    return decorate
-
-
-def _is_script(body: Body) -> bool:
-    """Tell whether the process is that of the script, and not one that has imported it."""
-    return body.__globals__["__name__"] == "__main__"
+    return lambda body: _main_of(body, body, add_arguments, settings, has_heartbeat=not serves)
 
 
 def require_action(args: argparse.Namespace, **owners: str) -> None:
@@ -307,7 +293,7 @@ def _prepare(args: argparse.Namespace, console: Console, settings: Settings | No
     config, dropped = read_settings(args.config, overrides)
     if dropped and RUN_BEGUN_VARIABLE not in os.environ:
         console.note(
-            f"left out of {_nearby(args.config)}, as it belongs to another model or dataset: {', '.join(dropped)}"
+            f"ignored in {_nearby(args.config)}, since it belongs to another model or dataset: {', '.join(dropped)}"
         )
     return Run(config, Layout.of(config), args, console)
 
@@ -403,7 +389,7 @@ def _make_room(number: str, run: Run, parts: "Parts") -> None:
     if run.args.resume:
         run.note(f"step {number}: {'continues' if run.resuming else 'starts anew'} ({earlier.reason})")
     elif run.layout.marker(number).exists():
-        run.note("an interrupted run lies here and is moved aside; --resume would have continued it")
+        run.note("an interrupted run is moved to previous/; --resume would have continued it")
     if not run.resuming:
         folder = set_aside(steps.stale_with(number, run.layout, resumes=run.args.resume), run.layout)
         if folder:
@@ -457,7 +443,7 @@ def _as_pipeline_error(
         if isinstance(error, PipelineError) and error.__cause__ is None:  # of another process, with its way out
             return GpuLostError(str(error))
         way_out = "go on with --resume" if resumes else "start the same command again"
-        return GpuLostError(f"{lost}; the GPU does nothing more for this process, what was finished is kept: {way_out}")
+        return GpuLostError(f"{lost}; this process can no longer use the GPU. Finished work is kept: {way_out}")
     if isinstance(error, PipelineError):
         return error
     if isinstance(error, SettingsError):
@@ -469,9 +455,7 @@ def _as_pipeline_error(
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(word in str(error) for word in OF_MEMORY):
         way_out = f"{settings.smaller}, or a larger device" if settings else "use a machine with more memory"
         said = (re.sub(r"\[enforce fail at [^]]*\]\s*", "", str(error)).splitlines() or ["no more is known"])[0]
-        return PipelineError(
-            f"memory ran out{' outside the sweep' if settings is PIPELINE else ''} ({said}); {way_out}"
-        )
+        return PipelineError(f"out of memory{' outside the sweep' if settings is PIPELINE else ''} ({said}); {way_out}")
     return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
 
 

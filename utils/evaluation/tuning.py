@@ -24,7 +24,7 @@ from boundby.inference import (
     search_token_budget,
     token_budgets,
 )
-from boundby.machine import Ceilings, compile_obstacle, fast_float32_products, is_host
+from boundby.machine import Ceilings, compile_obstacle, fast_float32_precision, is_host
 from boundby.timing import estimate
 from boundby.work import Interval
 from utils.command import EnvironmentLacksError, PipelineError
@@ -69,7 +69,7 @@ def saved_by_kernels(
     """
     known = [PREPARED.times(whole_s)] if can_prepare(device) else []
     in_use = limits.configured("float32") if limits else None
-    wanted = fast_float32_products(device)
+    wanted = fast_float32_precision(device)
     coarser = [each for each in limits.compute if (each.dtype, each.precision) == ("float32", wanted)] if limits else []
     if in_use and coarser and coarser[0].flops_per_s > in_use.flops_per_s:
         fast = coarser[0]

@@ -250,7 +250,7 @@ def agreement_texts(texts: Sequence[str]) -> list[str]:
 
 
 def use_matmul_precision(precision: str) -> None:
-    """Let float32 products be rounded this coarsely for the rest of this process: highest, high or medium."""
+    """Set torch's precision of float32 matmuls for the rest of this process: highest, high or medium."""
     torch.set_float32_matmul_precision(precision)
 
 

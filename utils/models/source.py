@@ -84,7 +84,7 @@ def locate(model: Model, quickstart_folder: Path) -> ModelSource:
         from utils.quickstart import cache
 
         if not cache.is_ready(quickstart_folder):
-            raise InputError(f"{quickstart_folder}: the quickstart model is not there or is damaged; {DOWNLOAD}")
+            raise InputError(f"{quickstart_folder}: the quickstart model is missing or damaged; {DOWNLOAD}")
         return _made_here(quickstart_folder, lambda text: None)
     if _is_folder(model):
         return _in_folder(model)

@@ -28,11 +28,11 @@ def check_settings(config: Config) -> None:
     except ValueError as error:
         raise EnvironmentLacksError(f"model.device: {error}; set model.device=auto to use what is there") from None
     if config.dataset.file and not Path(config.dataset.file).is_file():
-        raise InputError(f"dataset.file: {config.dataset.file} is not there (looked in {Path.cwd()})")
+        raise InputError(f"dataset.file: {config.dataset.file} does not exist (looked in {Path.cwd()})")
     name = config.model.name
     looks_local = name.startswith(("/", "./", "../", "~"))
     if name != QUICKSTART and looks_local and not Path(name).is_dir():
-        raise InputError(f"model.name: the folder {name} is not there (looked in {Path.cwd()})")
+        raise InputError(f"model.name: the folder {name} does not exist (looked in {Path.cwd()})")
 
 
 def check_model(run: Run) -> None:

@@ -35,9 +35,9 @@ from boundby.inference import (
 )
 from boundby.machine import (
     compile_obstacle,
-    fast_float32_products,
+    fast_float32_precision,
     free_bytes,
-    has_bfloat16_products,
+    has_bfloat16_matmul,
     host_threads,
     is_gpu,
     is_host,
@@ -244,7 +244,7 @@ def called(variant: Variant, way: Way | None) -> str:
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     threads = torch.get_num_threads()
-    coarser = fast_float32_products(device) or "highest"
+    coarser = fast_float32_precision(device) or "highest"
     half = max(1, threads // 2)
     fewer = f"{half} of {threads} threads" if threads > 1 else "fewer threads"
     of_threads = Fix("threads", {"threads": half, "instead_of": threads})
@@ -412,7 +412,7 @@ def _bfloat16(shop: Workshop) -> Way:
 
 
 def _require_bfloat16(loaded: LoadedModel) -> None:
-    if not has_bfloat16_products(loaded.device):
+    if not has_bfloat16_matmul(loaded.device):
         raise Refused("not_possible", "this processor has no bfloat16 products: it would emulate them, slower")
 
 
