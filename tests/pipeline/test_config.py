@@ -26,7 +26,6 @@ def written(tmp_path):
 def problems(path: Path, *overrides: str) -> list[str]:
     with pytest.raises(SettingsError) as failure:
         load(Config, path, overrides)
-    assert failure.value.exit_code == 2
     return str(failure.value).replace(f"{path}", "FILE").splitlines()
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from boundby import files
+from tests.classifiers import TINY
 from utils.quickstart import cache, texts
-from utils.quickstart.recipe import TINY, Recipe, Schedule
+from utils.quickstart.recipe import Recipe, Schedule
 from utils.quickstart.texts import INTENTS, PHRASES, PRODUCTS, expand, facts_of_one_review, forms_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -135,7 +136,8 @@ def test_training_learns_a_rule_that_single_words_decide_in_batches_within_a_bud
     assert all(len(batch) == 1 or max(lengths[row] for row in batch) * len(batch) <= 64 for batch in batches)
     words = ["battery", "parcel", "refund"]
     examples = [texts.LabelledText(f"text {n} about the {words[n % 3]} and number {n * 7}", n % 3) for n in range(240)]
-    classifier.build_untrained(tmp_path, [example.text for example in examples], words)
+    untrained = Recipe(seed=0, shape=TINY, schedule=Schedule(peak_learning_rate=0.0))
+    classifier.build(tmp_path, examples, words, recipe=untrained, progress=str)
     assert classifier.accuracy(tmp_path, examples) < 0.7
     messages: list[str] = []
     recipe = Recipe(seed=0, shape=TINY, schedule=Schedule(epochs=12, tokens_per_batch=512))
