@@ -12,13 +12,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from utils.command import cli
+from utils.steps import step
 
 
 def add_arguments(parser) -> None:
     parser.add_argument("--load-model", action="store_true", help="also load the model and compare its labels")
 
 
-@cli.step("00", add_arguments)
+@step("00", add_arguments)
 def main(run: cli.Run) -> int:
     from utils.steps import setup_check
 

@@ -14,9 +14,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from utils.command import cli
+from utils.steps import step
 
 
-@cli.step("01")
+@step("01")
 def main(run: cli.Run) -> int:
     from utils import data
     from utils.models import fetch

@@ -12,9 +12,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from utils.command import cli
+from utils.steps import step
 
 
-@cli.step("02")
+@step("02")
 def main(run: cli.Run) -> int:
     from utils import data
     from utils.baseline import sweep as baseline

@@ -14,9 +14,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from utils.command import cli
+from utils.steps import step
 
 
-@cli.step("03")
+@step("03")
 def main(run: cli.Run) -> int:
     config = run.config
     if not (config.trace.enabled or config.layers.enabled):

@@ -12,9 +12,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # find the packages of this checkout
 
 from utils.command import cli
+from utils.steps import step
 
 
-@cli.step("05")
+@step("05")
 def main(run: cli.Run) -> int:
     config = run.config
     if not config.variants.enabled:

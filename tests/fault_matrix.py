@@ -31,6 +31,7 @@ from boundby import files
 from tests import evaluation_workplace as workplace
 from tests.injection import Ended, Fault, faults, in_child
 from utils.command import cli
+from utils.steps import step
 
 SMALL_SHARD = 8  # rows, so that a small dataset has several shards
 LIGHT = ("writers", "a step", "a step anew")
@@ -113,7 +114,7 @@ class Theatre:
             f"model: {{name: some/model}}\ndataset: {{file: {self.stage / 'texts.csv'}}}\n"
             f"output: {{results_dir: {self.stage / 'results'}}}\n"
         )
-        main, settings = cli.step("02")(three_visits), ["--config", str(self.stage / "config.yaml")]
+        main, settings = step("02")(three_visits), ["--config", str(self.stage / "config.yaml")]
         act, resume = functools.partial(main, settings), functools.partial(main, [*settings, "--resume"])
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             act()  # here, so that no child has to load and to compute what stays the same

@@ -21,7 +21,7 @@ from boundby.machine.sampler import DeviceLostError
 from utils.command import artifacts, cli
 from utils.command.console import Console, log_to, stop_logging
 from utils.command.errors import EnvironmentLacksError, InputError
-from utils.steps import estimate, steps
+from utils.steps import estimate, step, steps
 
 SETTINGS = """\
 model:
@@ -45,7 +45,7 @@ def workplace(tmp_path):
 
 def run(workplace: Path, body, *flags: str, number: str = "02") -> int:
     body.__globals__["__doc__"] = body.__globals__["__doc__"] or "A step."
-    return cli.step(number)(body)(["--config", str(workplace / "config.yaml"), *flags])
+    return step(number)(body)(["--config", str(workplace / "config.yaml"), *flags])
 
 
 def measure(run: cli.Run) -> None:
@@ -366,10 +366,10 @@ def test_code_hash_is_that_of_the_script_and_of_both_packages_whole(tmp_path, ch
 
 def test_outputs_and_inputs_of_the_table_are_artefacts(tmp_path):
     layout = artifacts.Layout(*(tmp_path / name for name in ("results", "m.json", "m.csv", "data.csv")))
-    for number, step in steps.STEPS.items():
+    for number, entry in steps.STEPS.items():
         assert all(isinstance(path, Path) for path in steps.outputs(number, layout))
-        assert {name for name in step.inputs if name not in steps.READINGS} <= set(dir(layout))
-        assert set(step.outdates) <= set(steps.STEPS)
+        assert {name for name in entry.inputs if name not in steps.READINGS} <= set(dir(layout))
+        assert set(entry.outdates) <= set(steps.STEPS)
 
 
 def test_progress_without_a_terminal_is_plain_lines(capsys):
@@ -475,7 +475,7 @@ def test_a_signal_that_is_ignored_stays_so(workplace):
 PROGRAM = """
 import os, sys
 from boundby import files
-from utils.command import cli
+from utils.steps import step
 
 def main(run):
     for name in ("say", "note", "say"):
@@ -486,7 +486,7 @@ def main(run):
     files.write_csv(run.layout.detailed_metrics, [{"batch_size": 1}], ["batch_size"])
 
 main.__globals__["__doc__"] = "A step."
-sys.exit(cli.step("02")(main)())
+sys.exit(step("02")(main)())
 """
 
 

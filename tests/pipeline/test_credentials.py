@@ -14,6 +14,7 @@ from tests.report_reading import run_in, traced
 from tests.tiny_models import save_bert
 from utils.command import cli, credentials
 from utils.report import assembly
+from utils.steps import step
 
 SECRET = "cAnArY0123456789"
 
@@ -72,7 +73,7 @@ def test_a_secret_appears_in_no_byte_that_is_written_or_printed(secrets, tmp_pat
 
     assert evaluate(secrets, "plan", "run", "plan --anew") == [0, 0, 0]
     fail.__globals__["__doc__"] = "A step."
-    assert cli.step("02")(fail)([*secrets, "--debug"]) == 1
+    assert step("02")(fail)([*secrets, "--debug"]) == 1
     assert evaluate([*secrets, "evaluation.engine=ray", "evaluation.precision=fastest"], "run") != [0]
     with pytest.raises(SystemExit):
         run_pipeline.main(["--only", "1", f"--storage=s3://u:{SECRET}@b"])

@@ -15,9 +15,9 @@ import pytest
 from boundby import files
 from tests.fault_matrix import LIGHT, STORED, three_visits
 from tests.injection import LOST_DATA, LOST_NAMES, Fault, in_child
-from utils.command import cli
 from utils.command.errors import InputError
 from utils.command.locks import held
+from utils.steps import running
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = {"whole": "old"}
@@ -45,7 +45,7 @@ def step(tmp_path):
         f"output: {{results_dir: {tmp_path / 'results'}}}\n"
     )
 
-    main = cli.step("02")(three_visits)
+    main = running.step("02")(three_visits)
 
     def play(*flags: str) -> int:
         return main(["--config", str(tmp_path / "config.yaml"), *flags])

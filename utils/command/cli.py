@@ -1,4 +1,4 @@
-"""The command line that all scripts share: arguments, exit codes, errors as one message, and the life of a step."""
+"""The command line that all scripts share: arguments, settings, exit codes, and errors as one message."""
 
 import argparse
 import contextlib
@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,7 +29,7 @@ except ModuleNotFoundError as error:  # the first package that every script need
 
 from boundby.cli import PIPELINE as ROOT
 from boundby.machine import DeviceLostError
-from utils.command.console import Console, log_to, stop_logging
+from utils.command.console import Console
 from utils.command.credentials import Parser
 from utils.command.errors import EnvironmentLacksError, GpuLostError, InputError, PipelineError, lacking
 from utils.settings import SettingsError
@@ -38,12 +37,10 @@ from utils.settings import SettingsError
 if TYPE_CHECKING:
     from utils.command.artifacts import Layout
     from utils.settings import Config
-    from utils.steps import Parts
 
 DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
 
 DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
-STATUS = {DONE: "ok", INCOMPLETE: "incomplete", INTERRUPTED: "interrupted", TERMINATED: "interrupted"}
 RUN_BEGUN_VARIABLE = "BOUNDBY_RUN_BEGUN"  # set by the runner after its first step, so that no later one repeats it
 OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")  # what libraries say of it
 _FAILS = "{disk} failed or is gone ({reason}). Finished work is kept: add --resume once the disk is back"
@@ -129,19 +126,7 @@ Main = Callable[..., int]
 AddArguments = Callable[[argparse.ArgumentParser], None]
 
 
-def step(number: str, add_more: AddArguments | None = None) -> Callable[[Body], Main]:
-    """Turn `main(run)` of a numbered script into its command: receipts, resume, log, lock, exit code."""
-
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        if add_more:
-            add_more(parser)
-        parser.add_argument("--resume", action="store_true", help="keep finished work of an interrupted run")
-        parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
-
-    return lambda body: _main_of(body, lambda run: _live(number, body, run), add_arguments)
-
-
-def _main_of(script: Body, body: Body, *settings: Any, **options: Any) -> Main:
+def main_of(script: Body, body: Body, *settings: Any, **options: Any) -> Main:
     """Return the command of a script: it runs `body`, and ends the process where that is the script's own."""
     of_script = script.__globals__
 
@@ -184,7 +169,7 @@ def tool(
 
     With `settings` None it takes no settings, and `run` has none. One that `serves` waits for others, and is silent.
     """
-    return lambda body: _main_of(body, body, add_arguments, settings, has_heartbeat=not serves)
+    return lambda body: main_of(body, body, add_arguments, settings, has_heartbeat=not serves)
 
 
 def require_action(args: argparse.Namespace, **owners: str) -> None:
@@ -243,7 +228,7 @@ def command(
         except (Exception, DeviceLostError) as failed:
             if args.debug:
                 console.note(traceback.format_exc())
-            failure = _as_pipeline_error(failed, settings, resumes=hasattr(args, "resume"))
+            failure = as_pipeline_error(failed, settings, resumes=hasattr(args, "resume"))
             code, error, is_lost = failure.exit_code, str(failure), isinstance(failure, GpuLostError)
         if error:
             console.note(error if code in (INTERRUPTED, TERMINATED) else f"error: {error}")
@@ -302,109 +287,6 @@ def _nearby(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _live(number: str, body: Body, run: Run) -> int:
-    """Run one step from lock to receipt."""
-    from boundby import files
-    from utils.command.locks import held
-    from utils.steps import estimate, steps
-
-    layout = run.layout
-    way_out = "wait for it, or choose another output.results_dir"
-    with held(layout.lock, 0.0, run.note, way_out), _logged(layout.log(number)):
-        steps.require_ours(number, layout)
-        files.remove_orphans(layout.results)
-        files.remove_orphans(layout.dataset.parent, recursive=False)  # which may be a folder of the user's own
-        parts = steps.parts(number, run.config, layout)
-        if run.args.resume:
-            decision = steps.decide(number, run.config, layout)
-            run.note(f"step {number}: {'runs' if decision.run else 'kept'} ({decision.reason})")
-            if not decision.run:
-                run.give(lambda: _step_document(number, run, "kept", decision.reason))
-                return DONE
-        code = _recorded(number, body, run, parts)
-        if line := estimate.standing(number, run.config, layout, run.args.resume):
-            run.note(line)
-        run.give(lambda: _step_document(number, run, STATUS.get(code, "failed"), None))
-        return code
-
-
-def _step_document(number: str, run: Run, status: str, reason: str | None) -> dict[str, Any]:
-    """Return what --json prints of a step: what the step gave, how it ended, and where its results are."""
-    from utils.steps import steps
-
-    written = [str(path) for path in steps.outputs(number, run.layout) if path.exists()]
-    ended = {"step": number, "title": steps.STEPS[number].title, "status": status, "reason": reason, "files": written}
-    return {**(run.console.document or {}), **ended}
-
-
-def _recorded(number: str, body: Body, run: Run, parts: "Parts") -> int:
-    """Run the body of a step; leave its state in run.json and, when it has finished, its receipt."""
-    from boundby import files
-    from utils.steps import steps
-
-    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    files.make_folder(run.layout.receipt(number).parent)  # first: without it, what is written next is not known as ours
-    steps.record(number, run.layout, run.config, {"status": "running", "started": started})
-    code = FAILED
-    try:
-        _make_room(number, run, parts)
-        steps.begin(number, run.layout, parts)
-        code = body(run) or DONE
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-        raise
-    except Terminated:
-        code = TERMINATED
-        raise
-    except (Exception, DeviceLostError) as error:
-        code = _as_pipeline_error(error, PIPELINE).exit_code
-        if isinstance(error, DeviceLostError) and error.point:
-            with contextlib.suppress(OSError):
-                files.append_json_line(run.layout.losses(number), {"point": error.point})
-        raise
-    finally:
-        facts = {
-            "status": STATUS.get(code, "failed"),
-            "exit_code": code,
-            "started": started,
-            "seconds": round(time.monotonic() - clock, 3),
-            "resolved": run.resolved,
-        }
-        if code in (DONE, INCOMPLETE):
-            steps.finish(number, run.layout, parts, **facts)
-        with contextlib.suppress(OSError):  # a full disk must not hide the error that led here
-            steps.record(number, run.layout, run.config, facts)
-    return code
-
-
-def _make_room(number: str, run: Run, parts: "Parts") -> None:
-    """Keep what `--resume` may build on; move the outputs of an earlier measurement away."""
-    from utils.command.artifacts import set_aside
-    from utils.steps import steps
-
-    if not steps.STEPS[number].measures:
-        return
-    earlier = steps.continuation(number, parts, run.layout)
-    run.resuming = run.args.resume and not earlier.run
-    if run.args.resume:
-        run.note(f"step {number}: {'continues' if run.resuming else 'starts anew'} ({earlier.reason})")
-    elif run.layout.marker(number).exists():
-        run.note("an interrupted run is moved to previous/; --resume would have continued it")
-    if not run.resuming:
-        folder = set_aside(steps.stale_with(number, run.layout, resumes=run.args.resume), run.layout)
-        if folder:
-            run.note(f"step {number}: the earlier outputs are in {folder}")
-
-
-@contextlib.contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    handler = log_to(path)
-    try:
-        yield
-    finally:
-        stop_logging(handler)
-
-
 @contextlib.contextmanager
 def _stops_raise() -> Iterator[None]:
     """Let a signal to stop unwind the program, so that files are closed and state is written.
@@ -436,9 +318,10 @@ def _stops_raise() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def _as_pipeline_error(
+def as_pipeline_error(
     error: Exception | DeviceLostError, settings: Settings | None, *, resumes: bool = False
 ) -> PipelineError:
+    """Return the failure as one message with its way out and its exit code; `resumes` where `--resume` goes on."""
     if lost := _lost(error):
         if isinstance(error, PipelineError) and error.__cause__ is None:  # of another process, with its way out
             return GpuLostError(str(error))
