@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median, stdev
-from typing import Any, Literal, NotRequired, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, get_args
 
 from boundby.bound import Bound, Confidence, Doubt, Verdict, doubts_of
 from boundby.formatting import Missing
@@ -638,8 +638,12 @@ _BESIDE = {
     "verdict": NotRequired[Verdict],
     "whole": NotRequired[Totals],
 }
-Row = TypedDict("Row", {**{column.name: column.kind for column in COLUMNS}, **_BESIDE})  # type: ignore[misc]
-MeasuredRow = TypedDict("MeasuredRow", {column.name: column.known for column in COLUMNS if column.known})  # type: ignore[misc]
+if TYPE_CHECKING:  # the table is made as the program runs: a type checker knows no key of it
+    Row = dict[str, Any]
+    MeasuredRow = dict[str, Any]
+else:
+    Row = TypedDict("Row", {**{column.name: column.kind for column in COLUMNS}, **_BESIDE})
+    MeasuredRow = TypedDict("MeasuredRow", {column.name: column.known for column in COLUMNS if column.known})
 
 
 def explained(page: str) -> str:
