@@ -103,8 +103,8 @@ def measure(
     bench = _Bench(device, timer, slot_s=budget_s / (2 * points + 8), deadline=start + OVERRUN * budget_s)
     bench.source = source or gpu_source(device) if is_gpu(device) else None
     with torch.inference_mode():
-        dispatch = bench.dispatch()
-        matmuls = [bench.matmul(dtype, *_in_use(dtype)) for dtype in wanted]
+        dispatch, in_use = bench.dispatch(), float32_precision()
+        matmuls = [bench.matmul(dtype, in_use if dtype == "float32" else None, True) for dtype in wanted]
         ladder: list[MemoryCeiling] = []
         cache: SharedCache | None = None
         if is_host(device):
@@ -158,11 +158,6 @@ def levels(ladder: Sequence[MemoryCeiling]) -> tuple[MemoryCeiling | None, Memor
 
 def _precisions(device: torch.device) -> tuple[str, ...]:
     return GPU_PRECISIONS if is_gpu(device) else PRECISIONS
-
-
-def _in_use(dtype: str) -> tuple[str | None, bool]:
-    """Return the setting of matmuls in use in a dtype, and that it is."""
-    return (float32_precision() if dtype == "float32" else None), True
 
 
 class _Bench:

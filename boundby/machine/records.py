@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from boundby.work.roofline import Interval, Limits
+from boundby.work import Interval, Limits
 
 T = TypeVar("T")
 NEW = "new memory"
