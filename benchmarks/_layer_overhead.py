@@ -91,14 +91,14 @@ def probes(model: Any, run: Run, count: int) -> Times:
     targets = find_targets(model)
     tree = CallTree(targets.names)
     cost_ns = timing.probe_cost_ns(time.perf_counter_ns)
-    found = timing.time_runs(run, tree, targets, count, time.perf_counter_ns, lambda: None)
-    root = next(iter(found.runs[0]))
-    roots_ns = [timing.corrected(each, cost_ns)[1][root] for each in found.runs]
+    result = timing.time_runs(run, tree, targets, count, time.perf_counter_ns, lambda: None)
+    root = next(iter(result.runs[0]))
+    roots_ns = [timing.corrected(run, cost_ns)[1][root] for run in result.runs]
     return Times(
-        plain_s=[each / 1e9 for each in found.reference_ns],
-        watched_s=[each / 1e9 for each in found.instrumented_ns],
-        calls=sum(each.calls for each in found.runs[-1].values()),
-        coverage=median(spent / whole for spent, whole in zip(roots_ns, found.reference_ns, strict=True)),
+        plain_s=[time_ns / 1e9 for time_ns in result.reference_ns],
+        watched_s=[time_ns / 1e9 for time_ns in result.instrumented_ns],
+        calls=sum(value.calls for value in result.runs[-1].values()),
+        coverage=median(spent / whole for spent, whole in zip(roots_ns, result.reference_ns, strict=True)),
         probe_us=cost_ns / 1e3,
     )
 
@@ -118,17 +118,17 @@ def main() -> None:
     torch.manual_seed(0)
     model, run = prepared(args.case)
     with torch.inference_mode():
-        found = METHODS[args.method](model, run, count_forwards(run, args.seconds))
-    told = {
-        "plain_s": median(found.plain_s),
-        "ratio": found.ratio,
-        "runs": len(found.plain_s),
-        "calls": found.calls,
-        "coverage": found.coverage,
-        "probe_us": found.probe_us,
+        result = METHODS[args.method](model, run, count_forwards(run, args.seconds))
+    message = {
+        "plain_s": median(result.plain_s),
+        "ratio": result.ratio,
+        "runs": len(result.plain_s),
+        "calls": result.calls,
+        "coverage": result.coverage,
+        "probe_us": result.probe_us,
         "threads": torch.get_num_threads(),
     }
-    print(json.dumps(told))
+    print(json.dumps(message))
 
 
 def prepared(name: str) -> tuple[Any, Run]:
@@ -186,8 +186,8 @@ def _alternating(run: Run, count: int, watch: Callable[[], Any]) -> Times:
 
 def count_forwards(run: Run, seconds: float) -> int:
     """Return how many forwards fit into half of the seconds, after a few to warm up."""
-    each = median(seconds_of(run) for _ in range(WARMUP_RUNS))
-    return max(LEAST_RUNS, min(MOST_RUNS, round(seconds / 2 / each)))
+    item = median(seconds_of(run) for _ in range(WARMUP_RUNS))
+    return max(LEAST_RUNS, min(MOST_RUNS, round(seconds / 2 / item)))
 
 
 def seconds_of(run: Run) -> float:

@@ -39,13 +39,13 @@ def main() -> None:
     )
     forward = Benchmark.launch(config).forward
     said = f"mean of {forward.latency.count} forwards, standard deviation {forward.latency.stdev_:.0f} %"
-    found = {
+    result = {
         "samples_per_s": float(forward.throughput.value),
         "said": said,
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -92,13 +92,13 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--seconds", type=float, required=True)
     args = parser.parse_args()
-    found = METHODS[args.method](args.model, args.seconds)
+    result = METHODS[args.method](args.model, args.seconds)
     import torch
     import transformers
 
-    found["threads"] = torch.get_num_threads()
-    found["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    print(json.dumps(found))
+    result["threads"] = torch.get_num_threads()
+    result["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
+    print(json.dumps(result))
 
 
 def _loop(call: Any, seconds: float, least: int) -> list[float]:

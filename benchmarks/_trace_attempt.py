@@ -43,17 +43,17 @@ def attempt(
     start = time.perf_counter()
     loaded = load()
     between = time.perf_counter()
-    found = analyse(loaded)
+    result = analyse(loaded)
     end = time.perf_counter()
     peak = _peak_bytes()
-    told = {
+    message = {
         "load_s": between - start,
         "analyses_s": end - between,
         "peak_bytes": peak,
-        "said": say(loaded, found),
+        "said": say(loaded, result),
         "versions": _versions(packages) if os.environ.get(TELL_VERSIONS) else {},
     }
-    print(json.dumps(told))
+    print(json.dumps(message))
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:

@@ -39,7 +39,7 @@ def a_run(generator: np.random.Generator, rounds: int, noise: str, slower: float
         walk[at] = MEMORY * walk[at - 1] + math.sqrt(1 - MEMORY**2) * walk[at]
     common = SPREAD * math.sqrt(wandering) * walk + generator.normal(0, offset or 1e-12)
     own = generator.normal(0, SPREAD * math.sqrt(1 - wandering), size=(ROWS, rounds))
-    return [np.exp(common + each) * (1 + slower) for each in own]
+    return [np.exp(common + item) * (1 + slower) for item in own]
 
 
 def alarms(
@@ -50,9 +50,9 @@ def alarms(
     any_row = first_row = 0
     for _ in range(runs):
         a, b = a_run(generator, rounds, noise), a_run(generator, rounds, noise, *slower)
-        found = judge([independent(one, other) for one, other in zip(a, b, strict=True)], LEAST)
-        any_row += any(each.verdict == "slower" for each in found)
-        first_row += found[0].verdict == "slower"
+        result = judge([independent(one, other) for one, other in zip(a, b, strict=True)], LEAST)
+        any_row += any(item.verdict == "slower" for item in result)
+        first_row += result[0].verdict == "slower"
     return any_row, first_row
 
 
@@ -65,10 +65,10 @@ def main(runs: int) -> None:
     for slower in (0.0, 0.05, 0.10):
         for noise in NOISE:
             for rounds in (5, 10, 20, 60):
-                found, row = alarms(runs, rounds, noise, (slower,))
-                low, high = (100 * end for end in wilson_interval(found, runs))
+                result, row = alarms(runs, rounds, noise, (slower,))
+                low, high = (100 * end for end in wilson_interval(result, runs))
                 truth = f"+{100 * slower:.0f} %" if slower else "equal"
-                shares = f"{100 * found / runs:.1f} % | {low:.1f} to {high:.1f} % | {100 * row / runs:.1f} %"
+                shares = f"{100 * result / runs:.1f} % | {low:.1f} to {high:.1f} % | {100 * row / runs:.1f} %"
                 print(f"| {noise} | {rounds} | {truth} | {shares} |")
     print()
     for effect in (0.05, 0.10):

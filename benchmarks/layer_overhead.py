@@ -48,12 +48,12 @@ class Watched:
     @property
     def us_per_call(self) -> Estimate | None:
         """Microseconds that the probes add to each call of a module."""
-        found = interval(self.ratios)
-        if found is None or not self.calls:
+        result = interval(self.ratios)
+        if result is None or not self.calls:
             return None
         scale = 1e6 * median(known(self.plain_s)) / self.calls
-        low, high = (None if end is None else scale * (end - 1) for end in (found.low, found.high))
-        return replace(found, value=scale * (found.value - 1), low=low, high=high)
+        low, high = (None if end is None else scale * (end - 1) for end in (result.low, result.high))
+        return replace(result, value=scale * (result.value - 1), low=low, high=high)
 
     @property
     def coverage(self) -> Estimate | None:
@@ -78,31 +78,31 @@ def interval(values: Values) -> Estimate | None:
 
 def failures(models: Sequence[Watched]) -> list[str]:
     """Return what falls short, one sentence each; [] where nothing surely does."""
-    found = []
-    for each in models:
-        if missing := sum(value is None for value in each.ratios):
-            found.append(f"{each.model}: ours gave no value in {missing} of {len(each.ratios)} attempts")
-        cost, coverage = each.us_per_call, each.coverage
+    result = []
+    for item in models:
+        if missing := sum(value is None for value in item.ratios):
+            result.append(f"{item.model}: ours gave no value in {missing} of {len(item.ratios)} attempts")
+        cost, coverage = item.us_per_call, item.coverage
         if cost and _is_dear(cost):
-            found.append(f"{each.model}: a probe costs {cost.value:.2f} µs per call, {MOST_US_PER_CALL} at most")
-        if coverage and each.is_coverage_judged and _is_outside(coverage):
+            result.append(f"{item.model}: a probe costs {cost.value:.2f} µs per call, {MOST_US_PER_CALL} at most")
+        if coverage and item.is_coverage_judged and _is_outside(coverage):
             allowed = f"{100 * LEAST_COVERAGE:.0f} to {100 * MOST_COVERAGE:.0f} %"
-            found.append(
-                f"{each.model}: the layers account for {100 * coverage.value:.1f} % of its time, not {allowed}"
+            result.append(
+                f"{item.model}: the layers account for {100 * coverage.value:.1f} % of its time, not {allowed}"
             )
-    return found
+    return result
 
 
 def unsettled(models: Sequence[Watched]) -> list[str]:
     """Return what the attempts do not decide, a few words each."""
-    found = []
-    for each in models:
-        cost, coverage = each.us_per_call, each.coverage
+    result = []
+    for item in models:
+        cost, coverage = item.us_per_call, item.coverage
         if cost is None or not (_is_dear(cost) or _is_cheap(cost)):
-            found.append(f"the cost of a probe on {each.model}")
-        if each.is_coverage_judged and coverage and not _is_outside(coverage) and not _is_covered(coverage):
-            found.append(f"the coverage on {each.model}")
-    return found
+            result.append(f"the cost of a probe on {item.model}")
+        if item.is_coverage_judged and coverage and not _is_outside(coverage) and not _is_covered(coverage):
+            result.append(f"the coverage on {item.model}")
+    return result
 
 
 def _is_dear(cost: Estimate) -> bool:
@@ -146,9 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"versions: {json.dumps(versions)}")
     if "minilm" not in _layer_overhead.cases():
         print(f"minilm: left out, {_layer_overhead.MINILM} is missing")
-    found = _take_turns(args.only or _layer_overhead.cases(), args.repeats, args.seconds)
-    _print_ratios(found)
-    return judge(list(_watched(found)))
+    result = _take_turns(args.only or _layer_overhead.cases(), args.repeats, args.seconds)
+    _print_ratios(result)
+    return judge(list(_watched(result)))
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -163,37 +163,37 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _take_turns(models: Sequence[str], repeats: int, seconds: float) -> Found:
-    found: Found = {(model, method): [] for model in models for method in _layer_overhead.METHODS}
+    result: Found = {(model, method): [] for model in models for method in _layer_overhead.METHODS}
     print("\nrepeat  model          method    plain ms   ratio  what it says of it")
     for repeat in range(repeats):
-        for model, method in reversed(found) if repeat % 2 else found:
+        for model, method in reversed(result) if repeat % 2 else result:
             attempt = attempt_of(model, method, seconds)
-            found[model, method].append(attempt)
+            result[model, method].append(attempt)
             numbers = f"{_ms(attempt.plain_s):>9} {_number(attempt.ratio, 4):>7}"
             print(f"{repeat + 1:>6}  {model:<14} {method:<8} {numbers}  {attempt.said}", flush=True)
-    return found
+    return result
 
 
 def attempt_of(model: str, method: str, seconds: float) -> Attempt:
     """Return what one fresh process measures of a model."""
     command = [sys.executable, str(HERE / "_layer_overhead.py"), method, model, "--seconds", str(seconds)]
     try:
-        told = json.loads(_attempts.last_line(command, MOST_SECONDS))
+        message = json.loads(_attempts.last_line(command, MOST_SECONDS))
     except _attempts.AttemptFailed as reason:
         return Attempt(said=str(reason))
-    said = f"{told['runs']} forwards each way, {told['threads']} threads"
-    calls = told["calls"] or 0
+    said = f"{message['runs']} forwards each way, {message['threads']} threads"
+    calls = message["calls"] or 0
     if calls:
-        cost_us = 1e6 * told["plain_s"] * (told["ratio"] - 1) / calls
-        said += f", {cost_us:+.2f} µs per call of {calls} ({told['probe_us']:.2f} calibrated)"
-        said += f", coverage {100 * told['coverage']:.1f} %"
-    return Attempt(told["plain_s"], told["ratio"], calls, told["coverage"], said)
+        cost_us = 1e6 * message["plain_s"] * (message["ratio"] - 1) / calls
+        said += f", {cost_us:+.2f} µs per call of {calls} ({message['probe_us']:.2f} calibrated)"
+        said += f", coverage {100 * message['coverage']:.1f} %"
+    return Attempt(message["plain_s"], message["ratio"], calls, message["coverage"], said)
 
 
 def _print_ratios(found: Mapping[tuple[str, str], Sequence[Attempt]]) -> None:
     print("\nmodel          method    ratio of time with to without, with its interval; spread over the repeats")
     for (model, method), attempts in found.items():
-        ratios = [each.ratio for each in attempts]
+        ratios = [attempt.ratio for attempt in attempts]
         ratio, width = interval(ratios), _attempts.spread(known(ratios))
         spread = "unknown" if width is None else f"{100 * width:.1f} %"
         text = shown(ratio, 3)
@@ -205,18 +205,18 @@ def _watched(found: Mapping[tuple[str, str], Sequence[Attempt]]) -> Iterator[Wat
         if method == OURS:
             yield Watched(
                 model,
-                calls=max(each.calls for each in attempts),
-                plain_s=[each.plain_s for each in attempts],
-                ratios=[each.ratio for each in attempts],
-                coverages=[each.coverage for each in attempts],
+                calls=max(attempt.calls for attempt in attempts),
+                plain_s=[attempt.plain_s for attempt in attempts],
+                ratios=[attempt.ratio for attempt in attempts],
+                coverages=[attempt.coverage for attempt in attempts],
             )
 
 
 def judge(models: Sequence[Watched]) -> int:
     """Print the cost and the coverage of ours and what falls short, and return the exit code."""
     print()
-    for each in models:
-        print(f"{each.model}: µs per call {shown(each.us_per_call, 2)}, coverage {shown(each.coverage, 3)}")
+    for item in models:
+        print(f"{item.model}: µs per call {shown(item.us_per_call, 2)}, coverage {shown(item.coverage, 3)}")
     short = failures(models)
     for failure in short:
         print(f"FAILED: {failure}")

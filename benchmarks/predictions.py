@@ -129,7 +129,7 @@ def measured(name: str, shape: tuple[int, int], limits: ceilings.Ceilings, compi
         "settled": verdict.settled,
         "doubts": [str(doubt) for doubt in verdict.doubts],
         "rows": [_row(trial) for trial in verdict.trials if trial.predicted is not None],
-        "untried": [f"{each.fix}: {each.reason}" for each in verdict.untried],
+        "untried": [f"{item.fix}: {item.reason}" for item in verdict.untried],
     }
 
 
@@ -148,7 +148,7 @@ def of_texts(model: Any, shape: tuple[int, int], limits: ceilings.Ceilings, comp
     batch = batch_of(range(samples))
     subject = fixes.Subject(model, tokenizer, tokens, batch, range(len(lengths)))
     offered = [fixes.without_padding(subject), fixes.in_another_dtype(subject, torch.bfloat16)]
-    offered += [fixes.with_coarser_products(subject, "medium", math.inf)]
+    offered += [fixes.with_reduced_precision_matmul(subject, "medium", math.inf)]
     offered += [_batch_size(model, batch_of(range(other)), samples) for other in _others(samples)]
     offered += [fixes.compiled(subject)] if compiles else []
     real = [int(length) for length in lengths[:samples]]
@@ -157,7 +157,7 @@ def of_texts(model: Any, shape: tuple[int, int], limits: ceilings.Ceilings, comp
         shape=(samples, longest),
         lengths=Lengths(real, longest, lambda wanted: _cut(model, batch, wanted)),
         batch_sizes=dict.fromkeys(_others(samples), longest),
-        candidates=[each for each in offered if isinstance(each, Candidate)],
+        candidates=[item for item in offered if isinstance(item, Candidate)],
     )
     return _judged(call, limits, TRIALS_S + COMPILE_S * compiles)
 
@@ -264,7 +264,7 @@ def document(cases: Sequence[dict[str, Any]], limits: ceilings.Ceilings) -> Iter
     yield (
         f"{machine['cpu']}, {torch.get_num_threads()} threads, torch "
         f"{torch.__version__}, transformers {transformers.__version__}; made by `benchmarks/predictions.py`. Peaks: "
-        + ", ".join(f"{each.dtype} {each.precision or ''} {each.flops_per_s / 1e9:,.0f}" for each in limits.compute)
+        + ", ".join(f"{item.dtype} {item.precision or ''} {item.flops_per_s / 1e9:,.0f}" for item in limits.compute)
         + " GFLOP/s."
     )
     yield ""
@@ -277,8 +277,8 @@ def document(cases: Sequence[dict[str, Any]], limits: ceilings.Ceilings) -> Iter
     for case in cases:
         bound = case["bound"].replace("_", "-") + ("" if case["settled"] else ", not settled")
         for row in case["rows"]:
-            found = [case["model"], case["shape"], f"{case['ms']:.1f}", bound, *map(str.strip, cells(row))]
-            yield f"| {' | '.join(found)} |"
+            result = [case["model"], case["shape"], f"{case['ms']:.1f}", bound, *map(str.strip, cells(row))]
+            yield f"| {' | '.join(result)} |"
 
 
 if __name__ == "__main__":

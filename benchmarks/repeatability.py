@@ -48,18 +48,18 @@ def shortfalls(
     `ours` and `plain` hold the samples per second of each repeat, None for an attempt without a value;
     `disturbed_doubts` are those of our row with one core loaded, None where that run gave no row.
     """
-    found = [
+    result = [
         f"{name} gave no value in {missing} of {len(values)} repeats"
         for name, values in (("ours", ours), ("the plain loop", plain))
         if (missing := sum(value is None for value in values))
     ]
-    found += _off(ratios(ours, plain))
-    found += _wider(spread(_known(ours)), spread(_known(plain)))
+    result += _off(ratios(ours, plain))
+    result += _wider(spread(_known(ours)), spread(_known(plain)))
     if disturbed_doubts is None:
-        found.append("ours gave no row with one core loaded")
+        result.append("ours gave no row with one core loaded")
     elif not says_disturbed(disturbed_doubts):
-        found.append("with one core loaded by another process our row has no doubt that says 'disturbed'")
-    return found
+        result.append("with one core loaded by another process our row has no doubt that says 'disturbed'")
+    return result
 
 
 def _off(each: Sequence[float]) -> list[str]:
@@ -163,12 +163,12 @@ def _repeats(commands: dict[str, list[str]], args: argparse.Namespace) -> dict[s
     Every second repeat runs backwards: none is always first, and the plain loop and ours stay neighbours, so that the
     machine has the least time to change between the two that are compared.
     """
-    found: dict[str, list[Attempt]] = {name: [] for name in commands}
+    result: dict[str, list[Attempt]] = {name: [] for name in commands}
     print("\nrepeat  method                      samples/s  what it says of it")
     for repeat in range(args.repeats):
         for name in reversed(commands) if repeat % 2 else commands:
-            found[name].append(_show(str(repeat + 1), _attempt(name, commands[name], args.seconds)))
-    return found
+            result[name].append(_show(str(repeat + 1), _attempt(name, commands[name], args.seconds)))
+    return result
 
 
 def _attempt(method: str, command: list[str], seconds: float) -> Attempt:
@@ -182,10 +182,10 @@ def _attempt(method: str, command: list[str], seconds: float) -> Attempt:
 
 def _read(method: str, line: str) -> Attempt:
     """Return the attempt that the last line of a process tells of."""
-    found: dict[str, Any] = json.loads(line)
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    doubts = tuple(found.get("doubts", ()))
-    return Attempt(method, found["samples_per_s"], found["said"], doubts, found["threads"], versions)
+    result: dict[str, Any] = json.loads(line)
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    doubts = tuple(result.get("doubts", ()))
+    return Attempt(method, result["samples_per_s"], result["said"], doubts, result["threads"], versions)
 
 
 def _show(repeat: str, attempt: Attempt) -> Attempt:
@@ -214,33 +214,33 @@ def _print_summary(repeats: dict[str, list[Attempt]], disturbed: Attempt) -> Non
         values = [value for value in _values(attempts) if value is not None]
         middle = f"{median(values):.1f}" if values else "unknown"
         width = _attempts.spread(values)
-        known = next((each for each in attempts if each.threads), attempts[0])
+        known = next((attempt for attempt in attempts if attempt.threads), attempts[0])
         spread = "unknown" if width is None else f"{100 * width:.1f} %"
         print(f"{name:<26} {middle:>10} {spread:>9} {known.threads or 'unknown':>8}  {known.versions}")
     for name in (OURS, *PEER.values()):
         print(f"{name} / {PLAIN}: {_relative(repeats.get(name, []), repeats[PLAIN])}")
-    doubted = sum(says_disturbed(each.doubts) for each in repeats[OURS])
+    doubted = sum(says_disturbed(repeat.doubts) for repeat in repeats[OURS])
     print(f"rows of ours that say 'disturbed': {doubted} of {len(repeats[OURS])} in the repeats,", end=" ")
     print(f"{int(says_disturbed(disturbed.doubts))} of 1 with one core loaded")
 
 
 def _relative(attempts: list[Attempt], plain: list[Attempt]) -> str:
-    each = ratios(_values(attempts), _values(plain)) if attempts else []
-    if not each:
+    item = ratios(_values(attempts), _values(plain)) if attempts else []
+    if not item:
         return "unknown"
-    return f"{median(each):.3f} (by repeat: {', '.join(f'{ratio:.3f}' for ratio in each)})"
+    return f"{median(item):.3f} (by repeat: {', '.join(f'{ratio:.3f}' for ratio in item)})"
 
 
 def _judge(repeats: dict[str, list[Attempt]], disturbed: Attempt) -> int:
     doubts = None if disturbed.samples_per_s is None else disturbed.doubts
-    found = shortfalls(_values(repeats[OURS]), _values(repeats[PLAIN]), doubts)
+    result = shortfalls(_values(repeats[OURS]), _values(repeats[PLAIN]), doubts)
     if len(repeats[OURS]) == 1:
         print("one repeat has no spread: it was not judged")
-    for failure in found:
+    for failure in result:
         print(f"FAILED: {failure}")
-    if not found:
+    if not result:
         print(f"passed: ours is within {100 * WITHIN:.0f} % of the plain loop, spreads no wider, and notices")
-    return 1 if found else 0
+    return 1 if result else 0
 
 
 def _values(attempts: list[Attempt]) -> list[float | None]:

@@ -35,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     work = _work()
     calls = _calls(work, args.seconds)
     ratios, readings = _pairs(work, calls, args.pairs)
-    found = estimate(ratios)
-    print(f"cost of the sampler: {describe(found)}, {args.pairs} pairs of {calls} calls, {readings} readings")
-    print(judge(found, readings))
-    return 1 if readings == 0 or costs_too_much(found) else 0
+    result = estimate(ratios)
+    print(f"cost of the sampler: {describe(result)}, {args.pairs} pairs of {calls} calls, {readings} readings")
+    print(judge(result, readings))
+    return 1 if readings == 0 or costs_too_much(result) else 0
 
 
 def costs_too_much(ratio: Estimate) -> bool:

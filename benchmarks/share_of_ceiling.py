@@ -53,12 +53,12 @@ def measure(results: Path, seconds: float, dtypes: Sequence[str]) -> dict[str, A
 
 def show(document: Mapping[str, Any]) -> None:
     """Print the ceilings and one line per row."""
-    for each in document["ceilings"]["compute"]:
-        setting = f" {each['precision']}" if each["precision"] else ""
-        rate, middle = each["flops_per_s"] / 1e9, each["low"] / 1e9
-        print(f"ceiling {each['dtype']}{setting}: {rate:.1f} GFLOP/s (median {middle:.1f})")
-    for each in document["ceilings"]["memory"]:
-        print(f"ceiling {each['level']}: {each['bytes_per_s'] / 1e9:.1f} GB/s")
+    for item in document["ceilings"]["compute"]:
+        setting = f" {item['precision']}" if item["precision"] else ""
+        rate, middle = item["flops_per_s"] / 1e9, item["low"] / 1e9
+        print(f"ceiling {item['dtype']}{setting}: {rate:.1f} GFLOP/s (median {middle:.1f})")
+    for item in document["ceilings"]["memory"]:
+        print(f"ceiling {item['level']}: {item['bytes_per_s'] / 1e9:.1f} GB/s")
     print("dtype     batch  samples/s   +-%  GFLOP/s  % of peak  useful %  bound            % of limit  confidence")
     for row in document["batch_sizes"]:
         if row["status"] not in MEASURED:
@@ -80,16 +80,16 @@ def cell(value: float | None, width: int) -> str:
 
 def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what no row of a sound sweep may show."""
-    found = []
+    result = []
     for row in (row for row in rows if row["status"] in MEASURED):
         where, share = f"{row['dtype']} batch size {row['batch_size']}", row["share_of_ceiling_pct"]
         if share is None:
-            found.append(f"{where}: no share of the ceiling ({row['reasons'].get('share_of_ceiling_pct')})")
+            result.append(f"{where}: no share of the ceiling ({row['reasons'].get('share_of_ceiling_pct')})")
         elif share > MOST_SHARE_PCT:
-            found.append(f"{where}: {share:.0f} % of the ceiling")
+            result.append(f"{where}: {share:.0f} % of the ceiling")
         if row["bound"] in (None, "inconclusive"):
-            found.append(f"{where}: no verdict")
-    return found
+            result.append(f"{where}: no verdict")
+    return result
 
 
 if __name__ == "__main__":

@@ -71,36 +71,40 @@ def growth(seconds: Mapping[int, Values]) -> float | None:
     if len(seconds) < 2:
         return None
     least, most = min(seconds), max(seconds)
-    found = _ratio(seconds[most], seconds[least])
-    return None if found is None else found * least / most
+    result = _ratio(seconds[most], seconds[least])
+    return None if result is None else result * least / most
 
 
 def failures(traces: Sequence[Compared], grown: float | None) -> list[str]:
     """Return what falls short, one sentence each; [] where all that is known holds."""
-    found = []
-    for each in traces:
-        if missing := sum(value is None for value in each.ours_s):
-            found.append(f"{each.trace}: ours gave no value in {missing} of {len(each.ours_s)} attempts")
-        if each.least_speedup is not None and each.speedup is not None and each.speedup < each.least_speedup:
-            found.append(f"{each.trace}: ours is {each.speedup:.2f} times as fast, {each.least_speedup:.0f} are wanted")
-        if each.most_memory is not None and each.memory is not None and each.memory > each.most_memory:
-            found.append(f"{each.trace}: ours holds {each.memory:.2f} of the peer's memory, {each.most_memory} at most")
+    result = []
+    for item in traces:
+        if missing := sum(value is None for value in item.ours_s):
+            result.append(f"{item.trace}: ours gave no value in {missing} of {len(item.ours_s)} attempts")
+        if item.least_speedup is not None and item.speedup is not None and item.speedup < item.least_speedup:
+            result.append(
+                f"{item.trace}: ours is {item.speedup:.2f} times as fast, {item.least_speedup:.0f} are wanted"
+            )
+        if item.most_memory is not None and item.memory is not None and item.memory > item.most_memory:
+            result.append(
+                f"{item.trace}: ours holds {item.memory:.2f} of the peer's memory, {item.most_memory} at most"
+            )
     if grown is not None and grown > MOST_GROWTH:
-        found.append(f"ours takes {grown:.2f} times as long per event at the largest size, {MOST_GROWTH} at most")
-    return found
+        result.append(f"ours takes {grown:.2f} times as long per event at the largest size, {MOST_GROWTH} at most")
+    return result
 
 
 def unjudged(traces: Sequence[Compared], grown: float | None) -> list[str]:
     """Return what has a limit and could not be held against it, a few words each."""
-    found = []
-    for each in traces:
-        if each.least_speedup is not None and each.speedup is None:
-            found.append(f"the speed on {each.trace}")
-        if each.most_memory is not None and each.memory is None:
-            found.append(f"the memory on {each.trace}")
+    result = []
+    for item in traces:
+        if item.least_speedup is not None and item.speedup is None:
+            result.append(f"the speed on {item.trace}")
+        if item.most_memory is not None and item.memory is None:
+            result.append(f"the memory on {item.trace}")
     if grown is None:
-        found.append("the time per event as traces grow")
-    return found
+        result.append("the time per event as traces grow")
+    return result
 
 
 def _ratio(above: Values, below: Values) -> float | None:
@@ -163,19 +167,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     tools = {OURS: [sys.executable, str(HERE / "_trace_attempt.py"), OURS], **_peer(args.without_peer)}
     print(f"machine {environment.machine_fingerprint()}: {json.dumps(environment.machine())}")
     print(f"settings: {json.dumps(environment.settings())}")
-    found: Found = {}
+    result: Found = {}
     for tool, command in tools.items():  # which also compiles its modules
         print(f"{tool}: {_versions([*command, str(real[REPEATED])])}")
     if not args.without_real:
         for name, path in real.items():
-            found |= _take_turns([Case(name, tool, [*run, str(path)], args.repeats) for tool, run in tools.items()])
+            result |= _take_turns([Case(name, tool, [*run, str(path)], args.repeats) for tool, run in tools.items()])
     events: dict[str, int] = {}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         paths, events = _generate(real[REPEATED], Path(folder).resolve(), args.copies)
         for copies in args.copies:
-            found |= _take_turns(_repeated_cases(copies, paths, tools, args))
-    _print_medians(found)
-    return _judge(list(compared(found)), _seconds_by_events(found, events))
+            result |= _take_turns(_repeated_cases(copies, paths, tools, args))
+    _print_medians(result)
+    return _judge(list(compared(result)), _seconds_by_events(result, events))
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -212,10 +216,10 @@ def _generate(source: Path, folder: Path, copies: Sequence[int]) -> tuple[dict[s
     """Write the repeated traces; return the path and the number of events of each, by its name."""
     command = [sys.executable, str(HERE / "_repeated_trace.py"), str(source), str(folder), *map(str, copies)]
     made = json.loads(_attempts.last_line(command, MOST_SECONDS))
-    for each in made:
-        print(f"{_repeated(each['copies'])}: {each['events']} events, {each['bytes'] / 1e6:.0f} MB")
-    paths = {_repeated(each["copies"]): each["path"] for each in made}
-    return paths, {_repeated(each["copies"]): each["events"] for each in made}
+    for item in made:
+        print(f"{_repeated(item['copies'])}: {item['events']} events, {item['bytes'] / 1e6:.0f} MB")
+    paths = {_repeated(item["copies"]): item["path"] for item in made}
+    return paths, {_repeated(item["copies"]): item["events"] for item in made}
 
 
 def _repeated(copies: int) -> str:
@@ -231,34 +235,34 @@ def _repeated_cases(copies: int, paths: Mapping[str, str], tools: Commands, args
 
 def _take_turns(cases: Sequence[Case]) -> Found:
     """Return the attempts of each case; every second round runs backwards, so that no tool is always first."""
-    found: Found = {(case.trace, case.tool): [] for case in cases}
+    result: Found = {(case.trace, case.tool): [] for case in cases}
     _print_head("what it says of it")
     for turn in range(max(case.repeats for case in cases)):
         for case in reversed(cases) if turn % 2 else cases:
             if turn < case.repeats:
                 attempt = _attempt(case.command)
-                found[case.trace, case.tool].append(attempt)
+                result[case.trace, case.tool].append(attempt)
                 _print_row(case.trace, case.tool, [attempt], attempt.said)
-    return found
+    return result
 
 
 def _attempt(command: Sequence[str]) -> Attempt:
     start = time.perf_counter()
     try:
-        told = json.loads(_attempts.last_line(command, MOST_SECONDS, SETTINGS))
+        message = json.loads(_attempts.last_line(command, MOST_SECONDS, SETTINGS))
         whole_s = time.perf_counter() - start
     except _attempts.AttemptFailed as reason:
         return Attempt(None, None, None, str(reason))
-    return Attempt(told["load_s"], told["analyses_s"], told["peak_bytes"], told["said"], whole_s)
+    return Attempt(message["load_s"], message["analyses_s"], message["peak_bytes"], message["said"], whole_s)
 
 
 def _versions(command: Sequence[str]) -> str:
     """Return the packages that matter with their versions, or why the command gives none."""
     try:
-        told = json.loads(_attempts.last_line(command, MOST_SECONDS, {**SETTINGS, TELL_VERSIONS: "1"}))
+        message = json.loads(_attempts.last_line(command, MOST_SECONDS, {**SETTINGS, TELL_VERSIONS: "1"}))
     except _attempts.AttemptFailed as reason:
         return str(reason)
-    return ", ".join(f"{name} {version}" for name, version in told["versions"].items())
+    return ", ".join(f"{name} {version}" for name, version in message["versions"].items())
 
 
 def _print_head(last: str) -> None:
@@ -267,10 +271,10 @@ def _print_head(last: str) -> None:
 
 def _print_row(trace: str, tool: str, attempts: Sequence[Attempt], said: str) -> None:
     """Print the medians of the attempts as a line of a table."""
-    load = _number(middle([each.load_s for each in attempts]), 3)
-    analyses = _number(middle([each.analyses_s for each in attempts]), 3)
-    total = _number(middle([each.whole_s for each in attempts]), 3)
-    peak = _number(middle([each.peak_bytes for each in attempts]), 0, 1e-6)
+    load = _number(middle([attempt.load_s for attempt in attempts]), 3)
+    analyses = _number(middle([attempt.analyses_s for attempt in attempts]), 3)
+    total = _number(middle([attempt.whole_s for attempt in attempts]), 3)
+    peak = _number(middle([attempt.peak_bytes for attempt in attempts]), 0, 1e-6)
     print(f"{trace:<16} {tool:<4} {load:>8} {analyses:>11} {total:>9} {peak:>8}  {said}", flush=True)
 
 
@@ -281,7 +285,7 @@ def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
 def _print_medians(found: Found) -> None:
     _print_head("medians; attempts and their spread as a whole")
     for (trace, tool), attempts in found.items():
-        width = _attempts.spread([each.whole_s for each in attempts if each.whole_s is not None])
+        width = _attempts.spread([attempt.whole_s for attempt in attempts if attempt.whole_s is not None])
         spread = "unknown" if width is None else f"{100 * width:.1f} %"
         _print_row(trace, tool, attempts, f"n {len(attempts)}, {spread}")
 
@@ -293,33 +297,33 @@ def compared(found: Found) -> Iterator[Compared]:
         ours, peer = found[trace, OURS], found.get((trace, PEER), [])
         yield Compared(
             trace,
-            ours_s=[each.whole_s for each in ours],
-            peer_s=[each.whole_s for each in peer],
-            ours_bytes=[each.peak_bytes for each in ours],
-            peer_bytes=[each.peak_bytes for each in peer],
+            ours_s=[our.whole_s for our in ours],
+            peer_s=[item.whole_s for item in peer],
+            ours_bytes=[our.peak_bytes for our in ours],
+            peer_bytes=[item.peak_bytes for item in peer],
             least_speedup=limits.get(trace),
             most_memory=MOST_MEMORY if trace in limits else None,
         )
 
 
 def _seconds_by_events(found: Found, events: Mapping[str, int]) -> dict[int, list[float | None]]:
-    return {count: [each.stages_s for each in found[trace, OURS]] for trace, count in events.items()}
+    return {count: [item.stages_s for item in found[trace, OURS]] for trace, count in events.items()}
 
 
 def _judge(traces: list[Compared], seconds: Mapping[int, Sequence[float | None]]) -> int:
     """Print the ratios and what falls short of them, and return the exit code."""
     print()
-    for each in traces:
-        if each.speedup is not None and each.memory is not None:
-            print(f"{each.trace}: ours is {each.speedup:.2f} times as fast, with {each.memory:.2f} of the memory")
+    for item in traces:
+        if item.speedup is not None and item.memory is not None:
+            print(f"{item.trace}: ours is {item.speedup:.2f} times as fast, with {item.memory:.2f} of the memory")
     for events, values in seconds.items():
         print(f"{events} events: ours takes {_number(middle(values), 3, 1e6 / events)} µs per event")
     grown = growth(seconds)
     short = failures(traces, grown)
     for failure in short:
         print(f"FAILED: {failure}")
-    for each in unjudged(traces, grown):
-        print(f"not judged: {each}")
+    for item in unjudged(traces, grown):
+        print(f"not judged: {item}")
     if not short:
         print("passed: nothing that was judged falls short")
     return 1 if short else 0

@@ -260,7 +260,7 @@ def _timed(count: int, stage: Callable[[str], Any], step: Callable[[], object]) 
         step()
         beyond.append((time.perf_counter_ns() - begin - spun) / 1e9)
     others = time.process_time() - time.thread_time() - others
-    kept = [each for each in beyond if each < INTERRUPTED_S]
+    kept = [item for item in beyond if item < INTERRUPTED_S]
     if not kept:
         raise ValueError(f"each of {count} steps was interrupted; quiet the machine")
     return STEP_S + statistics.fmean(kept) + others / count
@@ -303,29 +303,29 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _spins(repeats: int, steps: int) -> tuple[dict[str, list[float]], float]:
     """Return the ratios of each method, and the seconds that a bare step takes beyond its spins."""
-    found: dict[str, list[float]] = {name: [] for name in WATCHES}
+    result: dict[str, list[float]] = {name: [] for name in WATCHES}
     spare: list[float] = []
     print(f"\nrepeat  a step of {1e3 * STEP_S:.0f} ms, over a bare one; µs that the bare one takes beyond")
     for repeat in range(repeats):
-        for name in reversed(found) if repeat % 2 else found:
+        for name in reversed(result) if repeat % 2 else result:
             bare, watched = abba(WATCHES[name], steps)
-            found[name].append(watched / bare)
+            result[name].append(watched / bare)
             spare.append(bare - STEP_S)
             print(f"{repeat + 1:>6}  {name:<12} {watched / bare:.5f} {1e6 * spare[-1]:>6.1f}", flush=True)
-    return found, median(spare)
+    return result, median(spare)
 
 
 def _fits(rounds: int) -> dict[str, list[Fit]]:
-    found: dict[str, list[Fit]] = {name: [] for name in PROFILERS}
+    result: dict[str, list[Fit]] = {name: [] for name in PROFILERS}
     fit_under(REFERENCE)  # the first of a process loads what all of them need
     print("\nround  fit                step ms  recorded ms   whole s")
     for number in range(rounds):
-        for name in reversed(found) if number % 2 else found:
+        for name in reversed(result) if number % 2 else result:
             fit = fit_under(name)
-            found[name].append(fit)
+            result[name].append(fit)
             times = f"{1e3 * fit.rest_s:>8.3f} {1e3 * fit.active_s:>12.3f} {fit.whole_s:>9.2f}"
             print(f"{number + 1:>5}  {name:<17} {times}", flush=True)
-    return found
+    return result
 
 
 def _print_fits(found: Mapping[str, Sequence[Fit]]) -> None:

@@ -91,9 +91,9 @@ def summary(ours: Sequence[Answer], peer: Sequence[Answer]) -> tuple[bool, str]:
     """Return whether ours is right everywhere, and the last line."""
 
     def counted(answers: Sequence[Answer]) -> str:
-        return f"{sum(each.is_right is True for each in answers)} of {len(answers)} causes"
+        return f"{sum(answer.is_right is True for answer in answers)} of {len(answers)} causes"
 
-    is_passed = bool(ours) and all(each.is_right for each in ours)
+    is_passed = bool(ours) and all(our.is_right for our in ours)
     beside = f", TraceML {counted(peer)}" if peer else ", TraceML was not asked"
     return is_passed, f"{'passed' if is_passed else 'FAILED'}: ours named {counted(ours)}{beside}"
 
@@ -112,16 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     print(f"machine {environment.machine_fingerprint()}: {json.dumps(environment.machine())}")
     tools = [OURS] if args.without_peer else [OURS, *_peer()]
-    found: dict[str, list[Answer]] = {tool: [] for tool in tools}
+    result: dict[str, list[Answer]] = {tool: [] for tool in tools}
     print(f"\n{'loop':<20}{'tool':<9}{'right':<7}{'named':<36}what it says")
     for repeat in range(args.repeats):
         for case in args.only or CAUSES:
             for tool in reversed(tools) if repeat % 2 else tools:
                 answer = _answer(case, tool)
-                found[tool].append(answer)
+                result[tool].append(answer)
                 is_right = {True: "yes", False: "NO", None: "–"}[answer.is_right]
                 print(f"{case:<20}{tool:<9}{is_right:<7}{answer.named:<36}{answer.said[:WIDTH]}", flush=True)
-    is_passed, line = summary(found[OURS], found.get(PEER, []))
+    is_passed, line = summary(result[OURS], result.get(PEER, []))
     print(f"\n{line}")
     return 0 if is_passed else 1
 

@@ -107,7 +107,11 @@ def run(name: str, is_faulty: bool, into: str | None) -> None:
             train(DataLoader(Rows(32 * STEPS, 5e-4 * slow), 32), model, torch.optim.LBFGS(model.parameters(), 1, 2))
         case "checkpoint":
             with tempfile.TemporaryDirectory() as folder:
-                saves = lambda model: torch.save([each + 0 for each in [*model.parameters()] * 5], f"{folder}/last.pt")  # noqa: E731
+
+                def saves(model: nn.Module) -> None:
+                    copies = [parameter + 0 for parameter in [*model.parameters()] * 5]
+                    torch.save(copies, f"{folder}/last.pt")
+
                 train(plain, model := net(800), torch.optim.SGD(model.parameters()), saves if is_faulty else None)
         case "backbone":
             head = nn.Linear(256, 10)
@@ -181,10 +185,10 @@ def fit_gan(into: str | None, writes: bool) -> None:
                 self.manual_backward((self.judge(of) - self.judge(batch[0])).square().mean())
                 optimizer.step()
             if writes:
-                json.dumps([each.detach().flatten().tolist() for each in self.judge.parameters()])
+                json.dumps([parameter.detach().flatten().tolist() for parameter in self.judge.parameters()])
 
         def configure_optimizers(self) -> Any:
-            return [torch.optim.Adam(each.parameters()) for each in (self.judge, self.maker)]
+            return [torch.optim.Adam(item.parameters()) for item in (self.judge, self.maker)]
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     clock = type("Clock", (Callback,), {"on_train_batch_end": tick})()
@@ -207,13 +211,13 @@ def is_right(name: str, repeats: int) -> bool:
     slow, quick = (min(column) for column in zip(*pairs, strict=True))
     first = verdict.parts["Next"][0]
     gain = next((gain for gain in verdict.gains if first.startswith(str(gain.fix))), None)
-    work = sum(each.share for each in verdict.causes if each.bound == "compute")
+    work = sum(cause.share for cause in verdict.causes if cause.bound == "compute")
     at_most = gain.at_most if gain else 1 / max(1 - work, 1e-3)
-    found = (gain.fix.kind in fixes if gain else not fixes) and slow / quick <= NOISE * at_most
+    result = (gain.fix.kind in fixes if gain else not fixes) and slow / quick <= NOISE * at_most
     cells = [fault, verdict.bound, first.split(":")[0] if gain else first, f"{at_most:.2f}", f"{slow / quick:.2f}"]
-    print("|", " | ".join([*cells, "yes" if found else "NO"]), "|")
+    print("|", " | ".join([*cells, "yes" if result else "NO"]), "|")
     print(f"{name}:\n{verdict}", file=sys.stderr, flush=True)
-    return found
+    return result
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     with args.texts.open(encoding="utf-8", newline="") as lines:
         texts = [row[args.column] for row in csv.DictReader(lines) if row[args.column].strip()]
-    texts = [texts[place] for place in torch.randperm(len(texts)).tolist()]
+    texts = [texts[position] for position in torch.randperm(len(texts)).tolist()]
     teacher = Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH), texts[:64])
     tokens, logits = teacher.tokenize(texts), torch.from_numpy(teacher.predict(texts).logits)
     kept_back = max(1, len(texts) // 10)
@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps = teach(student, tokens, logits, len(texts) - kept_back, args.minutes * 60)
         student.save_pretrained(args.out / name)
         tokenizer.save_pretrained(args.out / name)
-        found = Predictor(student, tokenizer, PredictorOptions(MAX_LENGTH), texts[:64]).predict(texts[-kept_back:])
-        same = int((found.labels == logits[-kept_back:].argmax(dim=1).numpy()).sum())
+        result = Predictor(student, tokenizer, PredictorOptions(MAX_LENGTH), texts[:64]).predict(texts[-kept_back:])
+        same = int((result.labels == logits[-kept_back:].argmax(dim=1).numpy()).sum())
         sizes = f"{student.num_parameters() / 1e6:.1f} of {model.num_parameters() / 1e6:.1f} million parameters"
         print(f"{args.out / name}: {sizes}, {steps} steps, {same} of {kept_back} labels as the model's", flush=True)
     return 0
@@ -69,17 +69,17 @@ def with_layers(model: Any, count: int) -> Any:
     layers = last_layer.layers(student)
     if layers is None or not 1 <= count <= len(layers):
         raise SystemExit(f"{type(model).__name__}: has no {count} layers to keep")
-    kept = {round((place + 1) * len(layers) / count) - 1 for place in range(count)}
-    for place in reversed(range(len(layers))):
-        if place not in kept:
-            del layers[place]
-    for place, layer in enumerate(layers):
+    kept = {round((position + 1) * len(layers) / count) - 1 for position in range(count)}
+    for position in reversed(range(len(layers))):
+        if position not in kept:
+            del layers[position]
+    for position, layer in enumerate(layers):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
-                module.layer_idx = place
+                module.layer_idx = position
     student.config.num_hidden_layers = count
     if getattr(student.config, "layer_types", None):
-        student.config.layer_types = [student.config.layer_types[place] for place in sorted(kept)]
+        student.config.layer_types = [student.config.layer_types[position] for position in sorted(kept)]
     return student
 
 
@@ -93,11 +93,11 @@ def pruned(model: Any, share: float) -> Any:
         if layout is None:
             raise SystemExit(f"{type(model).__name__}: its layers are laid out neither as BERT's nor as Llama's")
         before, after = [layer.get_submodule(name) for name in layout[0]], layer.get_submodule(layout[1])
-        size = after.weight.norm(dim=0) * torch.stack([each.weight.norm(dim=1) for each in before]).prod(dim=0)
+        size = after.weight.norm(dim=0) * torch.stack([item.weight.norm(dim=1) for item in before]).prod(dim=0)
         kept = size.topk(width).indices.sort().values
-        for each in before:
-            each.weight, each.out_features = nn.Parameter(each.weight[kept].detach()), width
-            each.bias = None if each.bias is None else nn.Parameter(each.bias[kept].detach())
+        for item in before:
+            item.weight, item.out_features = nn.Parameter(item.weight[kept].detach()), width
+            item.bias = None if item.bias is None else nn.Parameter(item.bias[kept].detach())
         after.weight, after.in_features = nn.Parameter(after.weight[:, kept].detach()), width
     student.config.intermediate_size = width
     return student

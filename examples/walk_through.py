@@ -50,8 +50,8 @@ def show_data() -> None:
 
 def show_sweep() -> None:
     """Show what the baseline says."""
-    found = json.loads((RESULTS / "baseline_metrics.json").read_text(encoding="utf-8"))
-    best, full = found["optimal"], found["full_dataset_metrics"]
+    result = json.loads((RESULTS / "baseline_metrics.json").read_text(encoding="utf-8"))
+    best, full = result["optimal"], result["full_dataset_metrics"]
     print(f"  use batch size {best['batch_size']}: {best['reason']}")
     print(f"  {full['correct']} of {full['samples']} right, {full['throughput_samples_per_sec']:.0f} samples/s")
 

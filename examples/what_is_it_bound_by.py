@@ -36,8 +36,8 @@ def main() -> None:
             print(f"    {line}")
         if verdict.unsettled:
             print(f"    not settled: {verdict.unsettled.text}")
-        for owner in verdict.owners:
-            print(f"    {1e3 * owner.seconds:8.3f} ms {owner.kind}")
+        for part in verdict.breakdown:
+            print(f"    {1e3 * part.seconds:8.3f} ms {part.kind}")
         for gain in verdict.gains:
             predicted = f"{gain.predicted.value:.2f} times, " if gain.predicted else ""
             print(f"    {gain.fix}: {predicted}at most {gain.at_most:.2f} times ({gain.basis})")

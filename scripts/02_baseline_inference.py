@@ -30,7 +30,7 @@ def main(run: cli.Run) -> int:
     models.use_matmul_precision(run.config.model.matmul_precision)
     result = baseline.measure(run, receipt, source, rows, show_card)
     run.say(f"wrote {run.layout.metrics}")
-    run.give(result.told)
+    run.give(result.answer)
     return cli.INCOMPLETE if result.failed_points else cli.DONE
 
 

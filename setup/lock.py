@@ -78,7 +78,7 @@ def licences() -> str:
 
 def audit() -> int:
     """Print what is known against the locked versions; return 1 for any, 0 where none is known or nothing answers."""
-    locks = [f"--requirement={SETUP / 'locks' / f'{package}.txt'}" for package in ENVIRONMENTS]
+    locks = [f"--requirement={SETUP / 'locks' / f'{environment}.txt'}" for environment in ENVIRONMENTS]
     command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--format=json", *locks]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_S, check=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from boundby.bound.judgement import Evidence, Forward, Times, judge
-from boundby.bound.trials import FASTER_PRODUCTS
+from boundby.bound.trials import FASTER_MATMUL
 from boundby.bound.verdict import Fix, Gain, Trial, Tried, doubts_of
 from boundby.formatting import Missing
 from boundby.machine import Ceilings, ComputeCeiling, MemoryCeiling
@@ -142,7 +142,7 @@ def _replayed(times: Times) -> Trial:
 
 def _less_precise() -> Trial:
     medium = Fix("matmul_precision", {"precision": "medium"})
-    return Trial(medium, Interval(1.62, 1.57, 1.67), expected=FASTER_PRODUCTS, pairs=8)
+    return Trial(medium, Interval(1.62, 1.57, 1.67), expected=FASTER_MATMUL, pairs=8)
 
 
 def _gains(row: Mapping[str, Any], ceilings: Ceilings) -> Iterator[Gain]:
@@ -151,7 +151,7 @@ def _gains(row: Mapping[str, Any], ceilings: Ceilings) -> Iterator[Gain]:
     configured = ceilings.configured(row["dtype"])
     if configured is None or row["dtype"] != "float32":
         return
-    for each in (ceilings.best("float32"), ceilings.best("bfloat16")):
-        ratio = each.flops_per_s / configured.flops_per_s
-        setting = Fix("matmul_precision", {"precision": each.precision}) if each.precision else None
-        yield Gain(setting or Fix("dtype", {"dtype": each.dtype}), ratio, f"its limit is {ratio:.2f} times as high")
+    for ceiling in (ceilings.best("float32"), ceilings.best("bfloat16")):
+        ratio = ceiling.flops_per_s / configured.flops_per_s
+        setting = Fix("matmul_precision", {"precision": ceiling.precision}) if ceiling.precision else None
+        yield Gain(setting or Fix("dtype", {"dtype": ceiling.dtype}), ratio, f"its limit is {ratio:.2f} times as high")

@@ -160,18 +160,18 @@ def answered(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _answered(row: dict[str, Any]) -> dict[str, Any]:
     seconds, padding = row["latency_per_batch_ms_median"] / 1e3, row["padding_pct"] / 100
-    shares = {"compute": 0.5, "memory": 0.05, "kernels": 0.15, "around": 0.2, "host": 0.12, "remainder": -0.02}
+    shares = {"compute": 0.5, "memory": 0.05, "kernels": 0.15, "around": 0.2, "host": 0.12, "unexplained": -0.02}
     owners = [
-        {"kind": kind, "seconds": share * seconds, "padding_share": None if kind == "remainder" else padding}
+        {"kind": kind, "seconds": share * seconds, "padding_share": None if kind == "unexplained" else padding}
         for kind, share in shares.items()
     ]
     tokens = round(row["tokens_per_sec_padded"] / row["throughput_samples_per_sec_mean"])
     shape = f"{row['batch_size']} × {tokens} tokens"
     reference = {"samples": row["batch_size"], "tokens": tokens, "seconds": _span(seconds, 0.01), "shape": shape}
     removed = {"kind": "remove_padding", "settings": {}}
-    causes = [{"kind": "padding", "share": padding, "arithmetic_share": padding, "confirmed_by": removed}]
+    causes = [{"kind": "padding", "share": padding, "flops_share": padding, "confirmed_by": removed}]
     own = 0.5 * (1 - padding)
-    causes.append({"kind": "compute", "share": own, "arithmetic_share": None, "confirmed_by": None})
+    causes.append({"kind": "compute", "share": own, "flops_share": None, "confirmed_by": None})
     same = {"same": 994, "of": 1000, "share": {"value": 0.994, "low": 0.987, "high": 0.997}}
     trials = [
         _trial("no padding", "remove_padding", 1.26, "gains", 1.22),
@@ -180,6 +180,6 @@ def _answered(row: dict[str, Any]) -> dict[str, Any]:
     ]
     compiled = {"fix": "fuse operators (torch.compile)", "kind": "fuse_operators", "settings": {}}
     gain = {**compiled, "at_most": 1.3, "basis": "12 % of the time is the host's", "predicted": _span(1.1)}
-    added = {"owners": owners, "reference": reference, "limited_by": causes, "trials": trials, "gains": [gain]}
+    added = {"breakdown": owners, "reference": reference, "limited_by": causes, "trials": trials, "gains": [gain]}
     settled = {"settled": True, "would_settle": None, "unsettled": None, "untried": []}
     return {**row, "verdict": {**row["verdict"], **added, **settled}}

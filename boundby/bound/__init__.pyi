@@ -33,10 +33,10 @@ from .replay import OnDevice as OnDevice
 from .replay import OnHost as OnHost
 from .trace_judgement import Waiting as Waiting
 from .trace_judgement import judge_trace as judge_trace
-from .trials import FASTER_PRODUCTS as FASTER_PRODUCTS
+from .trials import FASTER_MATMUL as FASTER_MATMUL
 from .trials import Candidate as Candidate
 from .trials import Made as Made
-from .trials import coarser_products as coarser_products
+from .trials import reduced_precision_matmul as reduced_precision_matmul
 from .trials import try_out as try_out
 from .verdict import ARITHMETIC as ARITHMETIC
 from .verdict import LEAST_GAIN as LEAST_GAIN
@@ -49,8 +49,8 @@ from .verdict import Confidence as Confidence
 from .verdict import Doubt as Doubt
 from .verdict import Fix as Fix
 from .verdict import Gain as Gain
-from .verdict import Owner as Owner
-from .verdict import OwnerKind as OwnerKind
+from .verdict import Part as Part
+from .verdict import PartKind as PartKind
 from .verdict import SameLabels as SameLabels
 from .verdict import Trial as Trial
 from .verdict import Tried as Tried

@@ -18,7 +18,7 @@ from boundby.bound.judgement import IDLE_DEVICE, NOTHING_ELSE, Evidence, Forward
 from boundby.bound.prediction import Batches, predictions
 from boundby.bound.replay import Lengths, Setting, replay
 from boundby.bound.split import Replay, Split, split
-from boundby.bound.trials import Candidate, coarser_products, fewer_threads, graph_replay, try_out
+from boundby.bound.trials import Candidate, fewer_threads, graph_replay, reduced_precision_matmul, try_out
 from boundby.bound.verdict import Doubt, Fix, Gain, Reference, Verdict
 from boundby.formatting import Missing, first_line
 from boundby.machine import Ceilings, raise_if_lost
@@ -52,7 +52,7 @@ class Machine:
     @property
     def other_dtypes(self) -> tuple[str, ...]:
         """The other dtypes of weights and activations in which this machine was measured."""
-        return tuple(dict.fromkeys(each.dtype for each in self.ceilings.compute if each.dtype != self.dtype))
+        return tuple(dict.fromkeys(ceiling.dtype for ceiling in self.ceilings.compute if ceiling.dtype != self.dtype))
 
     @cached_property
     def faster_precision(self) -> tuple[str, float] | None:
@@ -80,8 +80,8 @@ class Machine:
             return self.ceilings.limits(str(fix.settings["dtype"]))
         if fix.kind != "matmul_precision" or self.limits is None:
             return self.limits
-        named = [each for each in self.ceilings.compute if each.precision == fix.settings["precision"]]
-        rates = [Interval(each.flops_per_s, each.low, each.flops_per_s) for each in named]
+        named = [ceiling for ceiling in self.ceilings.compute if ceiling.precision == fix.settings["precision"]]
+        rates = [Interval(ceiling.flops_per_s, ceiling.low, ceiling.flops_per_s) for ceiling in named]
         return structs.replace(self.limits, flops_per_s=rates[0]) if rates else None
 
     def other_precisions(self, forward: Forward) -> Iterator[Gain]:
@@ -135,14 +135,14 @@ def bottleneck(call: Call, machine: Machine, bench: Bench) -> Verdict:
     device = DeviceTimer(bench.timer, bench.queue) if bench.queue else None
     times = _times(call, bare, bench, device)
     disturbances = bench.watch.stop().disturbances(bench.threads)
-    doubts = [Doubt("disturbed", "; ".join(each.text for each in disturbances))] if disturbances else []
+    doubts = [Doubt("disturbed", "; ".join(disturbance.text for disturbance in disturbances))] if disturbances else []
     doubts += [Doubt("disturbed", device.leftover)] if device and device.leftover else []
     counted = counted_quietly(work, bench.timer.clock if bench.on_host else None)
     forward = machine.forward(times, loads([counted]), counted.least_bytes, bench.on_host)
     own = [candidate.fix for candidate in call.candidates]
     candidates = [
         *call.candidates,
-        *(each for each in of_any_callable(machine, bench, work, bare) if each.fix not in own),
+        *(candidate for candidate in of_any_callable(machine, bench, work, bare) if candidate.fix not in own),
     ]
     replayed = _replayed(call, bare, candidates, counted.least_bytes, bench)
     seconds = call.measured_s or times.isolated_s
@@ -175,7 +175,7 @@ def of_any_callable(machine: Machine, bench: Bench, work: Work, bare: Work) -> I
     """
     precision = machine.faster_precision
     fixes = [fewer_threads(work)] if bench.on_host else []
-    fixes += [coarser_products(work, *precision)] if precision else []
+    fixes += [reduced_precision_matmul(work, *precision)] if precision else []
     fixes += [] if bench.on_host else [graph_replay(bare, IDLE_DEVICE)]
     yield from filter(None, fixes)
 

@@ -17,7 +17,7 @@ class Bench:
     """The instruments on one device, and the seconds that replays and trials may take.
 
     `queue` is that of the GPU, None on a CPU. `watch` notices what else uses the machine, by default on the host;
-    `source` reads the clock of the GPU. `release` gives memory back. `told` hears what goes on and how many of the
+    `source` reads the clock of the GPU. `release` gives memory back. `tell` hears what goes on and how many of the
     seconds are left.
     """
 
@@ -26,7 +26,7 @@ class Bench:
     watch: Watch = field(default_factory=Watch)
     source: Source | None = None
     release: Callable[[], object] = lambda: None
-    told: Callable[[str, float], object] = lambda text, left_s: None
+    tell: Callable[[str, float], object] = lambda text, left_s: None
     replay_s: float = REPLAY_S
     trials_s: float = TRIALS_S
 

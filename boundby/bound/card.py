@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from boundby.bound.verdict import Bound, Cause, CauseKind, Products, Trial, Verdict
+from boundby.bound.verdict import Bound, Cause, CauseKind, MatmulSpeed, Trial, Verdict
 from boundby.formatting import clean, command_lines, paragraph
 from boundby.work import Interval
 
@@ -23,20 +23,20 @@ NEAR_ONE, TEN, HUNDRED = 1.3, 10, 100
 NOT_YET = "not measured yet"
 CAUSES: dict[CauseKind, str] = {
     "padding": "padding: {share} of the time goes into padding tokens",
-    "compute": "arithmetic: at this machine's full speed it alone takes {share} of the time",
-    "memory": "memory: moving the data at full speed alone takes {share} of the time",
-    "kernels": "operators slow at these shapes: {share} of the time, even when run alone",
+    "compute": "compute: at this machine's peak it alone takes {share} of the time",
+    "memory": "memory: moving the data at peak bandwidth alone takes {share} of the time",
+    "kernels": "kernels below peak: {share} of the time, even when run alone",
     "around": "cold caches and waiting threads: {share} of the time, gone when the operators run alone",
-    "host": "Python and dispatch between the operators: {share} of the time",
-    "remainder": "not known: {share} of the time has no owner",
+    "host": "dispatch overhead: Python and the dispatcher between operators take {share} of the time",
+    "unexplained": "unexplained: {share} of the time did not show again in the replays",
     "input": "preparing the input: {share} of the time of input and forward together",
-    "transfer": "bringing the input to the device: {share} of the time of input and forward together",
+    "transfer": "copying the input to the device: {share} of the time of input and forward together",
 }
-BOUNDS: dict[Bound, str] = {  # where the time has no owners
-    "compute": "arithmetic: the time goes into matrix products and attention",
+BOUNDS: dict[Bound, str] = {  # where the time has no parts
+    "compute": "compute: the time goes into matmul and attention",
     "memory": "memory: the time goes into moving data",
-    "launch": "issuing operators: many small ones take longer to issue than to run",
-    "transfer": "bringing the input to the device, which takes as long as the work there",
+    "launch": "dispatch overhead: many small operators take longer to dispatch than to run",
+    "transfer": "copying the input to the device, which takes as long as the work there",
     "input": "preparing the input, which takes at least as long as the forward",
     "optimizer": "updating the weights",
     "communication": "waiting for other devices",
@@ -116,11 +116,11 @@ class Entry(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """Return it in lines, the label before the first."""
         indent = " " * LABEL
-        found = [line for text in self.texts for line in paragraph(text, indent)]
-        found[0] = f"{self.label:<{LABEL}}{found[0][LABEL:]}"
+        lines = [line for text in self.texts for line in paragraph(text, indent)]
+        lines[0] = f"{self.label:<{LABEL}}{lines[0][LABEL:]}"
         if self.command is None:
-            return found
-        return [*found, *([indent + self.command] if self.is_one_line else command_lines(self.command, indent))]
+            return lines
+        return [*lines, *([indent + self.command] if self.is_one_line else command_lines(self.command, indent))]
 
 
 def lines(facts: Facts) -> list[str]:
@@ -144,7 +144,7 @@ def entries(facts: Facts) -> list[Entry]:
     """
     tried = _all_tried(facts)
     causes, doubts, is_one_line = 2, SHOWN_DOUBTS, False
-    while len(_lines(facts, found := _entries(facts, tried, causes, doubts, is_one_line))) > MOST_LINES:
+    while len(_lines(facts, shown := _entries(facts, tried, causes, doubts, is_one_line))) > MOST_LINES:
         if tried and not tried[-1].gains:
             tried = tried[:-1]
         elif doubts > 1:
@@ -157,7 +157,7 @@ def entries(facts: Facts) -> list[Entry]:
             tried = tried[:-1]
         else:
             break
-    return found
+    return shown
 
 
 def badge(facts: Facts) -> str:
@@ -182,8 +182,8 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if value < NEAR_ONE else f"{value:.1f}" if value < TEN else f"{value:,.0f}"
 
 
-def _lines(facts: Facts, found: Sequence[Entry]) -> list[str]:
-    return [*paragraph(title(facts), "  ", ""), *(line for entry in found for line in entry.lines())]
+def _lines(facts: Facts, shown: Sequence[Entry]) -> list[str]:
+    return [*paragraph(title(facts), "  ", ""), *(line for entry in shown for line in entry.lines())]
 
 
 def _entries(facts: Facts, tried: Sequence["_Tried"], causes: int, doubts: int, is_one_line: bool) -> list[Entry]:
@@ -191,7 +191,7 @@ def _entries(facts: Facts, tried: Sequence["_Tried"], causes: int, doubts: int, 
     where = f"over {texts} texts: " if facts.compared else ""
     known = [
         Entry("Limited by", _limits(facts, causes)),
-        Entry("Tried here", [where + " · ".join(each.said for each in tried)] if tried else []),
+        Entry("Tried here", [where + " · ".join(trial.said for trial in tried)] if tried else []),
         Entry("Next", [_next(step)], step.command, is_one_line) if step else Entry("Next", []),
         Entry("Throughput", _rates(facts)),
         *(Entry(label, [text]) for label, text in facts.scores.items()),
@@ -206,20 +206,20 @@ def _limits(facts: Facts, most: int) -> list[str]:
         return [facts.why_not or "not known: nothing was measured"]
     first, others = verdict.limited_by[:1], verdict.limited_by[1:most]
     causes = [*first, *(cause for cause in others if cause.share >= LEAST_SHARE)]
-    named = [_cause(cause, verdict.products) for cause in causes]
+    named = [_cause(cause, verdict.matmul) for cause in causes]
     if not named:
         named = [BOUNDS.get(verdict.bound) or facts.why_not or "not known: the times do not tell"]
     opening = f"{named[0]} {_standing(verdict, bool(facts.compared))}".rstrip()
     return [opening, *(f"then {words}" for words in named[1:])]
 
 
-def _cause(cause: Cause, products: Products | None) -> str:
+def _cause(cause: Cause, matmul: MatmulSpeed | None) -> str:
     """Return what a cause is and its share of the time, or of padding that of the arithmetic where it is known."""
-    if cause.kind == "padding" and cause.arithmetic_share:
-        return f"padding: {100 * cause.arithmetic_share:.0f} % of the arithmetic is for padding tokens"
-    if cause.kind == "kernels" and products:
-        inside, alone = (f"{100 * share:.0f} %" for share in (products.in_model, products.alone))
-        return f"matrix products at these shapes: {inside} of this machine's peak, {alone} when run alone"
+    if cause.kind == "padding" and cause.flops_share:
+        return f"padding: {100 * cause.flops_share:.0f} % of the FLOPs are for padding tokens"
+    if cause.kind == "kernels" and matmul:
+        inside, alone = (f"{100 * share:.0f} %" for share in (matmul.in_model, matmul.alone))
+        return f"matmul kernels at these shapes: {inside} of this machine's peak, {alone} when run alone"
     return CAUSES[cause.kind].format(share=f"{100 * cause.share:.0f} %")
 
 
@@ -237,7 +237,7 @@ def _standing(verdict: Verdict, elsewhere: bool) -> str:
     said = f"{proof.name} gave {_digits(proof.measured.value)}×{' on this batch' if elsewhere else ''}"
     if cause.kind == "host" and proof.fix.kind == "threads":  # a loss bears it out, since it is a small one
         shared = float(proof.fix.settings["threads"]) / float(proof.fix.settings["instead_of"])
-        said += f", where arithmetic would give {_digits(shared)}×"
+        said += f", where compute-bound work would give {_digits(shared)}×"
     return f"[confirmed: {said}]"
 
 
@@ -250,10 +250,10 @@ def _all_tried(facts: Facts) -> list[_Tried]:
     """Return what was tried, the most telling first: over all texts, or else on the batch of the verdict."""
     if facts.compared:
         first, *others = facts.compared
-        ranked = sorted(others, key=lambda each: abs(math.log(each.measured.value)), reverse=True)
-        return [_Tried(_over_all(each), each.measured.low > 1) for each in [first, *ranked][:SHOWN_COMPARED]]
+        ranked = sorted(others, key=lambda way: abs(math.log(way.measured.value)), reverse=True)
+        return [_Tried(_over_all(way), way.measured.low > 1) for way in [first, *ranked][:SHOWN_COMPARED]]
     trials = filter(_is_told, facts.verdict.trials if facts.verdict else ())
-    return [_Tried(_tried(each), each.outcome == "gains") for each in sorted(trials, key=_telling, reverse=True)]
+    return [_Tried(_tried(trial), trial.outcome == "gains") for trial in sorted(trials, key=_telling, reverse=True)]
 
 
 def _over_all(way: Compared) -> str:

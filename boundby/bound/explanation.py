@@ -13,7 +13,7 @@ from boundby.bound import card
 from boundby.bound.analysis import Call, Machine, bottleneck
 from boundby.bound.bench import Bench
 from boundby.bound.recording import dtype_name
-from boundby.bound.trials import FASTER_PRODUCTS, Candidate, Made
+from boundby.bound.trials import FASTER_MATMUL, Candidate, Made
 from boundby.bound.verdict import Fix, Trial, Verdict
 from boundby.machine import (
     Ceilings,
@@ -144,7 +144,7 @@ def _explained(call: Call, used: _Used, name: str, shape: str | None, seconds: f
         machine=used.machine,
         dtype=dtype,
         shape=shape,
-        seconds=sum(owner.seconds for owner in verdict.owners) or bench.timer.isolated(call.work),
+        seconds=sum(part.seconds for part in verdict.breakdown) or bench.timer.isolated(call.work),
         verdict=verdict,
         next=_next(verdict),
         doubts=[doubt.text for doubt in verdict.doubts],
@@ -195,7 +195,7 @@ def _in_other_dtypes(model: torch.nn.Module, inputs: Any, dtype: torch.dtype) ->
 
         return Made(_forward(deepcopy(model).bfloat16(), tree_map_only(torch.Tensor, cast, inputs)))
 
-    yield Candidate(Fix("dtype", {"dtype": "bfloat16"}), make, expected=FASTER_PRODUCTS)
+    yield Candidate(Fix("dtype", {"dtype": "bfloat16"}), make, expected=FASTER_MATMUL)
 
 
 def _shape(inputs: Any) -> str | None:

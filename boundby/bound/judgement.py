@@ -1,6 +1,6 @@
 """What limits one forward, how sure that is, and what the best fix could gain.
 
-Where the forward was replayed, the owner with most of its time is what limits it (`boundby.bound`). Where it was not,
+Where the forward was replayed, the part with most of its time is what limits it (`boundby.bound`). Where it was not,
 the least time of all operators (`boundby.work`), as a share of the measured time, says how close it is to what the
 machine can do, and the kind of limit with most of that time is the bound. Trials come last and weigh most: a bound that
 one of them refutes gives way to the one that they confirm, or the verdict is not settled.
@@ -26,7 +26,7 @@ from boundby.bound.verdict import (
     Doubt,
     Fix,
     Gain,
-    OwnerKind,
+    PartKind,
     Reference,
     Sign,
     Trial,
@@ -45,24 +45,24 @@ IDLE_DEVICE = 0.25  # of the time from idle to idle in which the device waited f
 UNDER_UTILISED = 0.35  # of the time explained by the limits
 CLEAR = 0.6  # share of one kind of work, below which the bound is mixed
 MOST_SHARE = 1.02  # of the upper end of the time, before the limits themselves are doubted
-REPLAY_ERROR = 0.12  # of an owner's seconds: owners that are no further apart are not told apart
+REPLAY_ERROR = 0.12  # of a part's seconds: parts that are no further apart are not told apart
 WIDE = 0.10  # half of an interval, as a share: with a narrower one a bound on the edge is on the edge
 UNEXPLAINED = 0.25  # of the time, which did not show when the forward was run again
 MOST_UNEXPLAINED = 0.5  # of the time, to call anything else what limits
-LEAST_CAUSE = 0.02  # of the time, for an owner to be named
+LEAST_CAUSE = 0.02  # of the time, for a part to be named
 LEAST_RIVAL = 0.2  # of the time, for a bound to be what limits after all
 CLEAR_PREDICTION = 1.1  # a factor, or one over it, that shows whether a prediction came true
 SAID: dict[Sign, str] = {
-    "confirms": "as predicted",
+    "confirms": "as expected",
     "too_uncertain": "too uncertain to tell",
-    "refutes": "not as predicted",
+    "refutes": "not as expected",
     "silent": "says nothing about this bound",
 }
 
 Brought = Literal["input", "transfer"]
 
-# What an owner of the time counts for.
-OF_OWNERS: dict[OwnerKind, Bound] = {
+# What a part of the time counts for.
+BOUND_OF_PART: dict[PartKind, Bound] = {
     "compute": "compute",
     "memory": "memory",
     "host": "launch",
@@ -117,7 +117,7 @@ class Forward(msgspec.Struct, frozen=True, dict=True):
 class Evidence(msgspec.Struct, frozen=True):
     """What is known beside the forward itself.
 
-    `split` is whose the time of the `reference` batch is, or why that is not known; None: nobody asked. `padding` is
+    `split` is where the time of the `reference` batch goes, or why that is not known; None: nobody asked. `padding` is
     the share of the FLOPs that is for padding. `gains` are those that the caller knows of. `doubts` are about the
     measurement and lower the confidence.
     """
@@ -150,32 +150,30 @@ def judge(forward: Forward | Doubt, evidence: Evidence = NOTHING_ELSE) -> Verdic
         return msgspec.structs.replace(nothing, trials=trials, untried=evidence.tried.untried)
     times = forward.times
     context = _Context(forward, split)
-    found = _found(context, trials)
-    confirmation = _confirmation(found.bound, trials, is_split=split is not None)
-    doubts = [*evidence.doubts, *evidence.tried.doubts, *found.doubts, *_share_doubts(times, context.label.share)]
+    outcome = _decided(context, trials)
+    confirmation = _confirmation(outcome.bound, trials, is_split=split is not None)
+    doubts = [*evidence.doubts, *evidence.tried.doubts, *outcome.doubts, *_share_doubts(times, context.label.share)]
     doubts = list(dict.fromkeys(doubts))
-    said = context.evidence(found.bound)
+    figures = list(context.evidence(outcome.bound))
     if isinstance(evidence.split, Missing):
-        said["replay"] = f"the time is not split by owners: {evidence.split.reason}"
-    elif split and split.cut:
-        said["replay"] = "; ".join(_cut_said(cut, split.seconds) for cut in split.cut)
+        figures.append(f"where the time goes is not known: {evidence.split.reason}")
     gains = untested([*evidence.gains, *context.gains(evidence.gains)], trials)
     return Verdict(
-        bound=found.bound,
-        alternatives=found.alternatives or context.runner_up(found.bound),
-        share_of_limit=context.share_of(found.bound),
-        confidence=_confidence(found, confirmation, doubts),
+        bound=outcome.bound,
+        alternatives=outcome.alternatives or context.runner_up(outcome.bound),
+        share_of_limit=context.share_of(outcome.bound),
+        confidence=_confidence(outcome, confirmation, doubts),
         confirmation=confirmation,
-        gains=_worthwhile(gains, found.bounds, times.isolated_s),
-        evidence=(*said.values(), *(_told(trial, found.bound) for trial in trials)),
+        gains=_worthwhile(gains, outcome.bounds, times.isolated_s),
+        evidence=(*figures, *(_trial_line(trial, outcome.bound) for trial in trials)),
         doubts=tuple(doubts),
         trials=trials,
         untried=evidence.tried.untried,
         reference=evidence.reference,
-        owners=split.owners if split else (),
+        breakdown=split.breakdown if split else (),
         limited_by=tuple(_causes(context, evidence.padding, trials)),
-        products=split.products if split else None,
-        unsettled=found.unsettled,
+        matmul=split.matmul if split else None,
+        unsettled=outcome.unsettled,
     )
 
 
@@ -194,7 +192,7 @@ class _Label(msgspec.Struct, frozen=True):
     rivals: tuple[Bound, ...] = ()
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _Outcome(msgspec.Struct, frozen=True):
     """The bound that all evidence leaves, what it may be instead, and why that is not settled."""
 
     bound: Bound
@@ -208,7 +206,7 @@ class _Found(msgspec.Struct, frozen=True):
         return {self.bound, *self.alternatives}
 
 
-def _found(context: "_Context", trials: Sequence[Trial]) -> _Found:
+def _decided(context: "_Context", trials: Sequence[Trial]) -> _Outcome:
     """Return what the trials leave of the evidence."""
     label = context.label
     may_be: tuple[Bound, ...] = tuple(name for name in (label.bound, *label.rivals) if name != "mixed")
@@ -216,13 +214,13 @@ def _found(context: "_Context", trials: Sequence[Trial]) -> _Found:
     left = [name for name in may_be if said[name] != "refutes"]
     unexplained = context.unexplained()
     if may_be and not left:
-        found = _after_refutation(context, may_be, trials)
-        return msgspec.structs.replace(found, unsettled=found.unsettled or unexplained)
+        outcome = _after_refutation(context, may_be, trials)
+        return msgspec.structs.replace(outcome, unsettled=outcome.unsettled or unexplained)
     if not label.rivals:
-        return _Found(label.bound, unsettled=unexplained)
+        return _Outcome(label.bound, unsettled=unexplained)
     confirmed = [name for name in left if said[name] == "confirms"]
     if len(left) == 1 < len(may_be) or len(confirmed) == 1:
-        return _Found((confirmed or left)[0], unsettled=unexplained)
+        return _Outcome((confirmed or left)[0], unsettled=unexplained)
     close = None
     if context.half_width > WIDE:
         text = (
@@ -230,29 +228,29 @@ def _found(context: "_Context", trials: Sequence[Trial]) -> _Found:
             "measurement on a quiet machine would tell"
         )
         close = Unsettled("close", text)
-    return _Found("mixed", tuple(left), unsettled=unexplained or close)
+    return _Outcome("mixed", tuple(left), unsettled=unexplained or close)
 
 
-def _after_refutation(context: "_Context", refuted: Sequence[Bound], trials: Sequence[Trial]) -> _Found:
+def _after_refutation(context: "_Context", refuted: Sequence[Bound], trials: Sequence[Trial]) -> _Outcome:
     """Return the bound that trials put in the place of those they refuted; not settled, if they do not agree on one."""
     speaker = next(trial for trial in trials if trial.says_of(refuted[0]) == "refutes")
     gave = f"{speaker.name} gave {speaker.measured.value:.2f} times the speed"
     others = [name for name, share in context.shares.items() if share >= LEAST_RIVAL and name not in refuted]
     confirmed = [name for name in others if confirm(name, trials) == "confirms"]
     if len(confirmed) == 1:
-        text = f"its time alone speaks for {_either(refuted)}, which a trial refuted: {gave}"
-        return _Found(confirmed[0], doubts=(Doubt("changed", text),))
+        text = f"the breakdown points to {_either(refuted)}, which a trial refuted: {gave}"
+        return _Outcome(confirmed[0], doubts=(Doubt("changed", text),))
     allowed = [name for name in others if confirm(name, trials) != "refutes"]
     text = (
-        f"its time alone speaks for {_either(refuted)}, but {gave}, which that does not explain; the trials on "
+        f"the breakdown points to {_either(refuted)}, but {gave}, which does not fit; the trials on "
         "a quiet machine, or a trace of the same batch, would tell"
     )
     alternatives = (*refuted, *allowed)
-    return _Found("mixed", alternatives, unsettled=Unsettled("trials_disagree", text))
+    return _Outcome("mixed", alternatives, unsettled=Unsettled("trials_disagree", text))
 
 
 def _confirmation(bound: Bound, trials: Sequence[Trial], is_split: bool) -> Confirmation:
-    """Return whether trials bear the bound out: by what they are expected to give, or by predictions from its owners.
+    """Return whether trials bear the bound out: by what they are expected to give, or by predictions from its parts.
 
     Of the predictions that a trial can tell from no change, most have to come true.
     """
@@ -260,12 +258,12 @@ def _confirmation(bound: Bound, trials: Sequence[Trial], is_split: bool) -> Conf
         return "confirmed"
     if not is_split:
         return "untested"
-    told = [_came_true(trial) for trial in trials if _is_clear(trial)]
-    return "confirmed" if told and 3 * sum(told) >= 2 * len(told) else "untested"
+    came_true = [_came_true(trial) for trial in trials if _is_clear(trial)]
+    return "confirmed" if came_true and 3 * sum(came_true) >= 2 * len(came_true) else "untested"
 
 
 def _is_clear(trial: Trial) -> bool:
-    """Tell whether the trial shows if the prediction came true: it was made from owners, and is not of no change."""
+    """Tell whether the trial shows if the prediction came true: it was made from parts, and is not of no change."""
     predicted = trial.predicted
     return predicted is not None and not 1 / CLEAR_PREDICTION < predicted.value < CLEAR_PREDICTION
 
@@ -276,18 +274,18 @@ def _came_true(trial: Trial) -> bool:
 
 
 def _causes(context: "_Context", padding: float | None, trials: Sequence[Trial]) -> list[Cause]:
-    """Return what limits, most of the time first: padding, what brings the input, and owners without their padding."""
+    """Return what limits, most of the time first: padding, what brings the input, and parts without their padding."""
     forward_s = context.forward.times.isolated_s.value
     whole_s = forward_s + sum(context.brought.values())
     causes = [Cause(kind, seconds / whole_s) for kind, seconds in context.brought.items()]
     net, wasted = context.net_shares(padding)
     of_forward = forward_s / whole_s
     if wasted:
-        causes.append(Cause("padding", wasted * of_forward, arithmetic_share=padding))
+        causes.append(Cause("padding", wasted * of_forward, flops_share=padding))
     causes += [
         Cause(kind, share * of_forward)
         for kind, share in net.items()
-        if kind != "remainder" or share > MOST_UNEXPLAINED
+        if kind != "unexplained" or share > MOST_UNEXPLAINED
     ]
     ranked = sorted((cause for cause in causes if cause.share >= LEAST_CAUSE), key=lambda cause: -cause.share)
     return [msgspec.structs.replace(cause, confirmed_by=_confirming(cause, trials)) for cause in ranked]
@@ -297,19 +295,19 @@ def _confirming(cause: Cause, trials: Sequence[Trial]) -> Fix | None:
     """Return the fix whose trial bears a cause out."""
     if cause.kind == "padding":
         half = 1 + 0.5 * (1 / (1 - cause.share) - 1)  # of what leaving out that share of the time gives
-        found = [trial for trial in trials if trial.fix.kind == "remove_padding" and trial.measured.low >= half]
+        proofs = [trial for trial in trials if trial.fix.kind == "remove_padding" and trial.measured.low >= half]
     elif cause.kind == "input":
-        found = [trial for trial in trials if trial.fix.kind == "overlap_input" and trial.outcome == "gains"]
+        proofs = [trial for trial in trials if trial.fix.kind == "overlap_input" and trial.outcome == "gains"]
     else:
-        bound = OF_OWNERS.get(cause.kind) if cause.kind != "transfer" else None
-        found = [trial for trial in trials if bound is not None and trial.says_of(bound) == "confirms"]
-    return found[0].fix if found else None
+        bound = BOUND_OF_PART.get(cause.kind) if cause.kind != "transfer" else None
+        proofs = [trial for trial in trials if bound is not None and trial.says_of(bound) == "confirms"]
+    return proofs[0].fix if proofs else None
 
 
 def _share_doubts(times: Times, share: float) -> Iterator[Doubt]:
     if share * times.working_s.value > MOST_SHARE * times.working_s.high:
         text = (
-            f"the limits allow no less than {share:.2f} times the measured time; the ceilings were measured on a "
+            f"the limits ask for {share:.2f} times the measured time; the ceilings were measured on a "
             "busier machine, or the work is counted too high"
         )
         yield Doubt("share", text)
@@ -319,10 +317,10 @@ def _either(bounds: Sequence[Bound]) -> str:
     return " or ".join(map(plain, bounds))
 
 
-def _told(trial: Trial, bound: Bound) -> str:
+def _trial_line(trial: Trial, bound: Bound) -> str:
     """Return a line on what a trial gave, and what it says of the bound."""
     sign, ratio = trial.says_of(bound), trial.measured
-    said = f"as predicted, and so it would be for {' and '.join(map(plain, trial.rivals(bound)))}"
+    said = f"as expected, but just as expected for {' and '.join(map(plain, trial.rivals(bound)))}"
     said = SAID.get(sign, said)
     if sign != "silent":
         low, high = trial.expected[bound]
@@ -349,8 +347,8 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             "transfer": self.forward.times.transfer_s,
         }
         least = self.forward.times.isolated_s.value
-        found = [(kind, seconds) for kind, seconds in named.items() if seconds is not None and seconds >= least]
-        return dict(sorted(found, key=lambda item: -item[1]))
+        slow = [(kind, seconds) for kind, seconds in named.items() if seconds is not None and seconds >= least]
+        return dict(sorted(slow, key=lambda item: -item[1]))
 
     @cached_property
     def label(self) -> _Label:
@@ -378,28 +376,28 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def shares(self) -> Mapping[Bound, float]:
-        """The share of the time by bound: of its owners, or of its least time by the limits."""
+        """The share of the time by bound: of its parts, or of its least time by the limits."""
         if self.split is None:
-            found, seconds = self.forward.attribution, self.forward.times.working_s.value
+            attribution, seconds = self.forward.attribution, self.forward.times.working_s.value
             least: dict[Bound, float] = {
-                "compute": found.compute_s / seconds,
-                "memory": found.memory_s / seconds,
-                "launch": found.launch_share,
+                "compute": attribution.compute_s / seconds,
+                "memory": attribution.memory_s / seconds,
+                "launch": attribution.launch_share,
             }
             return {**least, "under_utilised": max(0.0, 1 - sum(least.values()))}
-        sums = dict.fromkeys(OF_OWNERS.values(), 0.0)
-        for kind, bound in OF_OWNERS.items():
+        sums = dict.fromkeys(BOUND_OF_PART.values(), 0.0)
+        for kind, bound in BOUND_OF_PART.items():
             sums[bound] += self.split.share(kind)
         return {bound: max(0.0, share) for bound, share in sums.items()}
 
     def net_shares(self, padding: float | None) -> tuple[dict[CauseKind, float], float | None]:
-        """Return the share of the time by owner without its padding, and that of all padding."""
+        """Return the share of the time by part without its padding, and that of all padding."""
         if self.split is not None:
             whole = seconds = self.split.seconds
             if self.unexplained():  # the batch took longer when it was run again: no part is more than all of that
-                whole = max(seconds, sum(max(0.0, each.seconds) for each in self.split.owners))
+                whole = max(seconds, sum(max(0.0, part.seconds) for part in self.split.breakdown))
             net: dict[CauseKind, float] = {
-                owner.kind: owner.seconds * (1 - (owner.padding_share or 0.0)) / whole for owner in self.split.owners
+                part.kind: part.seconds * (1 - (part.padding_share or 0.0)) / whole for part in self.split.breakdown
             }
             wasted_of_all = self.split.padding_share
             return net, wasted_of_all and wasted_of_all * seconds / whole
@@ -410,7 +408,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
 
     def unexplained(self) -> Unsettled | None:
         """Return why nothing is settled where much of the time did not show again."""
-        rest = self.split.share("remainder") if self.split else 0.0
+        rest = self.split.share("unexplained") if self.split else 0.0
         if abs(rest) <= UNEXPLAINED:
             return None
         text = (
@@ -423,7 +421,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
     def half_width(self) -> float:
         """Half of the widest interval that the bound rests on, as a share of its value."""
         known = [self.forward.times.isolated_s, self.forward.times.working_s, self.forward.limits.flops_per_s]
-        return max((each.high - each.low) / (2 * each.value) for each in known)
+        return max((interval.high - interval.low) / (2 * interval.value) for interval in known)
 
     def _bound(self) -> tuple[Bound, float]:
         """Return the bound, and the time that this limit alone needs over the time measured."""
@@ -490,10 +488,7 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             yield Gain(Fix("issue_at_once"), isolated / working, basis)
         elif self.forward.on_host:
             calls = sum(operator.calls for operator in self.forward.operators)
-            basis = (
-                f"small ones among {calls:.0f} operators and the host take {_percent(attribution.launch_share)} of "
-                "the time"
-            )
+            basis = f"dispatching {calls:.0f} operators takes {_percent(attribution.launch_share)} of the time"
             rest = (1 - attribution.launch_share) * working
             left = max(rest, attribution.compute_s + attribution.memory_s, self.forward.limits.dispatch_s.value)
             yield Gain(Fix("fuse_operators"), working / left, basis)
@@ -502,44 +497,42 @@ class _Context(msgspec.Struct, frozen=True, dict=True):
             basis = "the device's own time is not known; by the limits it needs that much of the time, or more"
             yield Gain(Fix("issue_at_once"), isolated / left, basis)
         if attribution.least_s > 0:
-            basis = f"the measured limits account for {_percent(attribution.least_s / working)} of the time"
+            basis = f"the measured limits explain {_percent(attribution.least_s / working)} of the time"
             yield Gain(Fix("better_kernels"), working / attribution.least_s, basis)
 
-    def evidence(self, bound: Bound) -> dict[str, str]:
-        """Return the figures behind the bound, in the order to tell them, by what they are about."""
-        times, attribution, working = self.forward.times, self.forward.attribution, self.forward.times.working_s.value
-        isolated_ms = times.isolated_s.value * 1e3
-        flops = sum(operator.flops for operator in self.forward.operators)
-        moved = sum(operator.weight_bytes + operator.other_bytes for operator in self.forward.operators)
-        peak, rates = (
-            self.forward.limits.flops_per_s.value,
-            [rate.value / 1e9 for _, rate in self.forward.limits.bytes_per_s],
+    def evidence(self, bound: Bound) -> Iterator[str]:
+        """Yield the figures behind the bound, in the order in which they are asked for."""
+        forward, times, attribution = self.forward, self.forward.times, self.forward.attribution
+        working, isolated_ms = times.working_s.value, times.isolated_s.value * 1e3
+        rate = sum(operator.flops for operator in forward.operators) / working
+        peak, bandwidths = (
+            forward.limits.flops_per_s.value,
+            [interval.value / 1e9 for _, interval in forward.limits.bytes_per_s],
         )
-        parts = {"compute": attribution.compute_s, "memory": attribution.memory_s, "launch": attribution.launch_s}
-        shares = ", ".join(f"{name} {_percent(seconds / working)}" for name, seconds in parts.items())
-        said = {
-            "rate": f"{flops / working / 1e9:,.1f} GFLOP/s of {peak / 1e9:,.1f} measured on this machine "
-            f"({_percent(flops / working / peak)})",
-            "moved": f"{moved / working / 1e9:,.1f} GB/s moved; main memory gives {rates[-1]:,.1f}, "
-            f"the nearest cache {rates[0]:,.1f}",
-            "limits": f"operator by operator the limits need {_percent(attribution.least_s / working)} of the time: "
-            f"{shares}",
-        }
-        if self.forward.on_host:
-            said["host"] = (
-                f"of the measured time {_percent(attribution.launch_share)} is small operators and the host between "
-                f"them; of the rest {_percent(attribution.memory_share)} is in operators that memory limits"
+        yield f"{rate / 1e9:,.1f} GFLOP/s of {peak / 1e9:,.1f} measured on this machine ({_percent(rate / peak)})"
+        moved = sum(operator.bytes for operator in forward.operators) / working / 1e9
+        yield (
+            f"{moved:,.1f} GB/s moved; main memory gives {bandwidths[-1]:,.1f}, the nearest cache {bandwidths[0]:,.1f}"
+        )
+        least = {"compute": attribution.compute_s, "memory": attribution.memory_s, "launch": attribution.launch_s}
+        shares = ", ".join(f"{name} {_percent(seconds / working)}" for name, seconds in least.items())
+        needed = _percent(attribution.least_s / working)
+        yield f"the roofline of each operator adds up to {needed} of the time: {shares}"
+        if forward.on_host:
+            yield (
+                f"{_percent(attribution.launch_share)} of the time is dispatch overhead; of the rest "
+                f"{_percent(attribution.memory_share)} is in operators that memory limits"
             )
         if times.fixed_s is not None:
             fixed = min(1.0, times.fixed_s / times.isolated_s.value)
-            said["fixed"] = f"{_percent(fixed)} of the time does not grow with the batch"
+            yield f"{_percent(fixed)} of the time does not grow with the batch"
         if times.device_s is not None:
             issuing = "" if times.enqueue_s is None else f"; the host issues for {times.enqueue_s * 1e3:.2f} ms"
-            device_ms = times.device_s.value * 1e3
-            said["device"] = f"the device computes for {device_ms:.2f} of {isolated_ms:.2f} ms{issuing}"
+            yield f"the device computes for {times.device_s.value * 1e3:.2f} of {isolated_ms:.2f} ms{issuing}"
         if bound == "input" and times.input_s is not None:
-            said["input"] = f"making the input takes {times.input_s * 1e3:.2f} ms, the forward {isolated_ms:.2f} ms"
-        return said
+            yield f"making the input takes {times.input_s * 1e3:.2f} ms, the forward {isolated_ms:.2f} ms"
+        if self.split and self.split.cut:
+            yield "; ".join(_cut_said(cut, self.split.seconds) for cut in self.split.cut)
 
 
 def _cut_said(cut: Cut, seconds: float) -> str:
@@ -566,11 +559,11 @@ def _factor(gain: Gain) -> float:
     return min(gain.at_most, gain.predicted.value) if gain.predicted else gain.at_most
 
 
-def _confidence(found: _Found, confirmation: Confirmation, doubts: Sequence[Doubt]) -> Confidence:
+def _confidence(outcome: _Outcome, confirmation: Confirmation, doubts: Sequence[Doubt]) -> Confidence:
     """Return how sure the bound is, by the rule in docs/method.md."""
-    if found.unsettled or found.bound == "inconclusive" or "share" in [doubt.kind for doubt in doubts]:
+    if outcome.unsettled or outcome.bound == "inconclusive" or "share" in [doubt.kind for doubt in doubts]:
         return "low"
-    is_doubted = bool(doubts) or found.bound == "mixed"
+    is_doubted = bool(doubts) or outcome.bound == "mixed"
     if confirmation == "confirmed":
         return "medium" if is_doubted else "high"
     return "low" if is_doubted else "medium"

@@ -1,6 +1,6 @@
 """What each fix would do to the time of a forward, from its replays and shapes, with a bound that limits alone set.
 
-A prediction is made of what was timed: operators in order under a setting, shorter forwards, the owners of the time.
+A prediction is made of what was timed: operators in order under a setting, shorter forwards, the parts of the time.
 Its 90 % interval joins the noise of the rounds and the error of the rule, which was calibrated on models whose fixes
 were then tried (docs/method.md). A bound takes nothing but the measured limits and the work that must remain.
 """
@@ -98,7 +98,7 @@ class _Known:
                 continue
             least_s += self.issuing_s(fix)
             seconds = [
-                self.replay.in_order_s.value * each + self.between_s for each in (ratio.value, ratio.low, ratio.high)
+                self.replay.in_order_s.value * end + self.between_s for end in (ratio.value, ratio.low, ratio.high)
             ]
             noise = math.log(seconds[2] / seconds[1]) / 2 if self.replay.rounds >= LEAST_ROUNDS else ONE_ROUND_ERROR
             yield self.gain(
@@ -147,7 +147,7 @@ class _Known:
             if samples == own.samples or per_batch_s is None or least_s is None:
                 continue
             apart = 0.05 * abs(math.log2(samples / own.samples))  # further away, further off
-            basis = "the limits on arithmetic, with nothing else left"
+            basis = "the compute limit alone"
             noise = math.hypot(apart, self.noise)
             yield self.gain(fix, per_batch_s * own.samples / samples, noise, least_s, basis)
 
@@ -179,7 +179,7 @@ class _Known:
             return
         least_s = max(least_s, max((seconds or 0.0 for seconds in joined), default=0.0))
         at_most = self.forward_s / least_s if least_s > 0 else math.inf
-        yield Gain(fix, at_most, "the limits of products alone, all else joined to them")
+        yield Gain(fix, at_most, "the limits of matmul alone, everything else fused into it")
 
     def input_ahead(self, input_s: float) -> Iterator[Gain]:
         """Yield the gain of making the input beside the forward; on a host it takes a core from it meanwhile."""

@@ -82,8 +82,8 @@ class Recording:
             kwargs = {name: _filled(value, values) for name, value in step.kwargs.items()}
             yield step, args, kwargs
             out = step.func(*args, **kwargs)
-            for place, slot in step.outputs:
-                values[slot] = _at(out, place)
+            for path, slot in step.outputs:
+                values[slot] = _at(out, path)
             for slot in unneeded:
                 values.pop(slot, None)
 
@@ -138,10 +138,10 @@ class _Recorder(operators.Watching):
             return out
         self._made |= {operators.storage(tensor) for tensor in operators.tensors_in(out)} - before
         if load is None and inputs and not any(slot.made for slot in slots):  # a view of a weight: it stays the same
-            for _, tensor in _places(out):
+            for _, tensor in _tensors_at(out):
                 self._leaf(tensor)
             return out
-        outputs = tuple((place, self._new(tensor)) for place, tensor in _places(out))
+        outputs = tuple((path, self._new(tensor)) for path, tensor in _tensors_at(out))
         self.recording.steps.append(Step(func, arguments, named, outputs, key, load))
         return out
 
@@ -161,17 +161,17 @@ class _Recorder(operators.Watching):
         return slot
 
 
-def _places(out: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+def _tensors_at(out: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
     """Yield the tensors of a result with their places in it."""
     if isinstance(out, torch.Tensor):
-        yield place, out
+        yield path, out
     elif isinstance(out, list | tuple):
         for index, element in enumerate(out):
-            yield from _places(element, (*place, index))
+            yield from _tensors_at(element, (*path, index))
 
 
-def _at(out: Any, place: tuple[int, ...]) -> torch.Tensor:
-    for index in place:
+def _at(out: Any, path: tuple[int, ...]) -> torch.Tensor:
+    for index in path:
         out = out[index]
     assert isinstance(out, torch.Tensor)
     return out
@@ -252,8 +252,8 @@ def _do(call: _Call, values: list[Any]) -> None:
     if call.result is not None:
         values[call.result] = out
     else:
-        for place, index in call.results:
-            values[index] = _at(out, place)
+        for path, index in call.results:
+            values[index] = _at(out, path)
     del out
     for index in call.unneeded:
         values[index] = None
@@ -263,13 +263,13 @@ def program(recording: Recording, dtype: torch.dtype | None = None) -> Program:
     """Return the recording as a program; with `dtype` in place of the floating dtype that most of its inputs have."""
     cast = _cast(recording, dtype)
     values: list[Any] = []
-    places: dict[Slot, int] = {}
+    indices: dict[Slot, int] = {}
 
-    def place_of(slot: Slot) -> int:
-        if slot not in places:
-            places[slot] = len(values)
+    def index_of(slot: Slot) -> int:
+        if slot not in indices:
+            indices[slot] = len(values)
             values.append(None if slot.made else cast(recording.leaves[slot]))
-        return places[slot]
+        return indices[slot]
 
     def constant(value: Any) -> int:
         values.append(cast(value))
@@ -277,25 +277,25 @@ def program(recording: Recording, dtype: torch.dtype | None = None) -> Program:
 
     calls = []
     for step, unneeded in zip(recording.steps, recording.last_uses, strict=True):
-        results = tuple((place, place_of(slot)) for place, slot in step.outputs)
+        results = tuple((path, index_of(slot)) for path, slot in step.outputs)
         call = _Call(
-            *_bound(step, place_of, constant, cast),
+            *_bound(step, index_of, constant, cast),
             result=results[0][1] if len(results) == 1 and not results[0][0] else None,
             results=results,
-            unneeded=tuple(place_of(slot) for slot in unneeded),
+            unneeded=tuple(index_of(slot) for slot in unneeded),
         )
         calls.append(call)
     return Program(values, tuple(calls))
 
 
 def _bound(
-    step: Step, place_of: Callable[[Slot], int], constant: Callable[[Any], int], cast: Callable[[Any], Any]
+    step: Step, index_of: Callable[[Slot], int], constant: Callable[[Any], int], cast: Callable[[Any], Any]
 ) -> tuple[Callable[..., Any], Arguments]:
     """Return the operator with its constant arguments by name, and what takes the others out of the values."""
     nested = [value for value in (*step.args, *step.kwargs.values()) if not isinstance(value, Slot)]
     if _slots_in(nested) or _slots_in(step.kwargs):
         slots = dict.fromkeys(_slots_in([step.args, step.kwargs]))
-        given = {slot: place_of(slot) for slot in slots}
+        given = {slot: index_of(slot) for slot in slots}
         args, kwargs = (
             tuple(cast(value) for value in step.args),
             {name: cast(value) for name, value in step.kwargs.items()},
@@ -306,16 +306,16 @@ def _bound(
             return step.func._op(*_filled(args, known), **{name: _filled(kwargs[name], known) for name in kwargs})
 
         return filled, _taker(tuple(given.values()))
-    places = tuple(place_of(value) if isinstance(value, Slot) else constant(value) for value in step.args)
+    indices = tuple(index_of(value) if isinstance(value, Slot) else constant(value) for value in step.args)
     named = {name: cast(value) for name, value in step.kwargs.items()}
-    return (partial(step.func._op, **named) if named else step.func._op), _taker(places)
+    return (partial(step.func._op, **named) if named else step.func._op), _taker(indices)
 
 
-def _taker(places: tuple[int, ...]) -> Arguments:
-    """Return what takes these places out of a list, as a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return (lambda values: (values[places[0]],)) if places else (lambda _: ())
+def _taker(indices: tuple[int, ...]) -> Arguments:
+    """Return what takes these indices out of a list, as a tuple."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return (lambda values: (values[indices[0]],)) if indices else (lambda _: ())
 
 
 def _cast(recording: Recording, dtype: torch.dtype | None) -> Callable[[Any], Any]:

@@ -176,8 +176,8 @@ def replay(
     shares = _padding_shares(recording, shorter, lengths)
     return Replay(
         operators=tuple(_operators(recording, rounds.steps, hot, shares)),
-        forward_s=_middle([each.forward for each in rounds.counted]),
-        in_order_s=_middle([each.in_order for each in rounds.counted]),
+        forward_s=_middle([turn.forward for turn in rounds.counted]),
+        in_order_s=_middle([turn.in_order for turn in rounds.counted]),
         dispatch_s=instruments.dispatch_s,
         views_s=sum(hot.seconds.get(step.key, 0.0) for step in recording.steps if step.load is None),
         calls=len(recording.steps),
@@ -216,29 +216,29 @@ class _Rounds:
     @classmethod
     def of(cls, rounds: list[_Round], refused: dict[Fix, Missing]) -> "_Rounds":
         """Choose by the counters of the machine, never by the times."""
-        quiet = [each for each in rounds if not each.disturbances]
+        quiet = [turn for turn in rounds if not turn.disturbances]
         return cls(quiet if len(quiet) >= min(LEAST_ROUNDS, len(rounds)) else rounds, refused)
 
     @cached_property
     def steps(self) -> list[float] | None:
         """The median seconds of each step, in the model's order; None where they were not taken."""
-        taken = [each.steps for each in self.counted if each.steps]
+        taken = [turn.steps for turn in self.counted if turn.steps]
         return [median(seconds) for seconds in zip(*taken, strict=True)] if taken else None
 
     @cached_property
     def in_order_s(self) -> float:
         """The median seconds of all operators in order."""
-        return median(each.in_order for each in self.counted)
+        return median(turn.in_order for turn in self.counted)
 
     @property
     def doubts(self) -> tuple[str, ...]:
         """What else used the machine in the rounds that count."""
-        return tuple(dict.fromkeys(text for each in self.counted for text in each.disturbances))[:1]
+        return tuple(dict.fromkeys(text for turn in self.counted for text in turn.disturbances))[:1]
 
     def variants(self, settings: Iterable[Setting]) -> Iterator[Variant]:
         """Yield the time under each setting, over that without it in the same round."""
         for setting in settings:
-            ratios = [each.under[setting.fix] / each.in_order for each in self.counted if setting.fix in each.under]
+            ratios = [turn.under[setting.fix] / turn.in_order for turn in self.counted if setting.fix in turn.under]
             yield Variant(setting.fix, self.refused.get(setting.fix) or _ratio(ratios))
 
 
@@ -280,7 +280,7 @@ class _Replayer:
 
     def tell(self) -> None:
         """Tell how many seconds are left for replays and trials."""
-        self.bench.told("replays", self.left_s + self.bench.trials_s)
+        self.bench.tell("replays", self.left_s + self.bench.trials_s)
 
     def rounds(self, work: Work, shorter: Sequence[Work], settings: Sequence[Setting], deadline: float) -> _Rounds:
         """Time the forward, its operators in order, shorter forwards and settings, in turns until the deadline."""
@@ -319,7 +319,7 @@ class _Replayer:
             with setting.entered():
                 under[setting.fix] = self._in_order(changed.run, calls)
         disturbances = self.bench.watch.stop().disturbances(self.bench.threads)
-        return _Round(forward, in_order, steps, shorter, under, tuple(each.text for each in disturbances))
+        return _Round(forward, in_order, steps, shorter, under, tuple(disturbance.text for disturbance in disturbances))
 
     def _changed(self, setting: Setting, own: Program) -> Program | Missing:
         """Return the program under a setting, run once."""
@@ -347,34 +347,36 @@ class _Replayer:
 
     def hot(self, in_order: Sequence[float]) -> _Hot:
         """Time each distinct operator alone, in walks through the forward, those with most of the time above all."""
-        found = _Hot()
-        planned = self._planned(in_order, found)
+        hot = _Hot()
+        planned = self._planned(in_order, hot)
         longest = self._longest(in_order)
         quiet = 0
         for _ in range(MOST_WALKS):
-            wanted = {key for key in planned if quiet < WALKS or found.seconds.get(key, 0.0) > longest[key]}
+            wanted = {key for key in planned if quiet < WALKS or hot.seconds.get(key, 0.0) > longest[key]}
             self.bench.watch.start()
             for step, args, kwargs in self.recording.walk() if wanted else ():
-                if step.key not in wanted or step.key in found.cut or self.left_s < 0:
+                if step.key not in wanted or step.key in hot.cut or self.left_s < 0:
                     continue
                 wanted.discard(step.key)
                 try:
                     seconds = self._alone(step, args, kwargs, planned[step.key])
                 except _NotReplayableError as error:
-                    found.cut[step.key] = ("not_replayable", str(error))
+                    hot.cut[step.key] = ("not_replayable", str(error))
                 except RuntimeError as error:
                     raise_if_lost(error)
-                    found.cut[step.key] = ("failed", first_line(error))
+                    hot.cut[step.key] = ("failed", first_line(error))
                 else:
-                    found.seconds[step.key] = min(seconds, found.seconds.get(step.key, math.inf))
+                    hot.seconds[step.key] = min(seconds, hot.seconds.get(step.key, math.inf))
                 self.tell()
-            found.disturbances = tuple(each.text for each in self.bench.watch.stop().disturbances(self.bench.threads))
-            quiet += not found.disturbances
+            hot.disturbances = tuple(
+                disturbance.text for disturbance in self.bench.watch.stop().disturbances(self.bench.threads)
+            )
+            quiet += not hot.disturbances
         if quiet:
-            found.disturbances = ()
-        late = (key for key in planned if key not in found.seconds and key not in found.cut)
-        found.cut.update((key, ("budget", OVER_BUDGET)) for key in late)
-        return found
+            hot.disturbances = ()
+        late = (key for key in planned if key not in hot.seconds and key not in hot.cut)
+        hot.cut.update((key, ("budget", OVER_BUDGET)) for key in late)
+        return hot
 
     def _longest(self, in_order: Sequence[float]) -> dict[Any, float]:
         """Return the seconds above which an operator alone is slower than in the model: something disturbed it."""
@@ -383,7 +385,7 @@ class _Replayer:
             by_key.setdefault(step.key, []).append(seconds)
         return {key: SLOWER_ALONE * mean(seconds) for key, seconds in by_key.items()}
 
-    def _planned(self, in_order: Sequence[float], found: _Hot) -> dict[Any, int]:
+    def _planned(self, in_order: Sequence[float], hot: _Hot) -> dict[Any, int]:
         """Return how many blocks of each operator fit into the time left, the costliest operators first."""
         totals: dict[Any, float] = {}
         calls: dict[Any, int] = {}
@@ -401,7 +403,7 @@ class _Replayer:
                 if (is_first or key in planned) and needed <= left:
                     planned[key] = planned.get(key, 0) + blocks
                     left -= needed
-        found.cut.update((key, ("budget", OVER_BUDGET)) for key in ranked if key not in planned)
+        hot.cut.update((key, ("budget", OVER_BUDGET)) for key in ranked if key not in planned)
         return planned
 
     def _alone(self, step: Step, args: Sequence[Any], kwargs: dict[str, Any], blocks: int) -> float:
@@ -491,11 +493,11 @@ def _shorter(lengths: Lengths | None) -> list[_Shorter]:
 
 
 def _amounts(recording: Recording) -> Amounts:
-    found: Amounts = {}
+    amounts: Amounts = {}
     for step in recording.steps:
         if step.load is not None:
-            found.setdefault(step.name, []).append(step.load.flops or step.load.bytes)
-    return found
+            amounts.setdefault(step.name, []).append(step.load.flops or step.load.bytes)
+    return amounts
 
 
 def _padding_shares(
@@ -514,18 +516,17 @@ def _padding_shares(
     real = [min(tokens, lengths.padded_to) for tokens in lengths.real]
     done: dict[Any, float] = {}
     useful: dict[Any, float] = {}
-    own = _amounts(recording)
-    counts = [{name: len(amounts) for name, amounts in each.items()} for each in (own, *(o.amounts for o in shorter))]
-    places: dict[str, int] = {}
+    counted = [*(cut.amounts for cut in shorter), _amounts(recording)]
+    positions: dict[str, int] = {}
     for step in recording.steps:
         if step.load is None:
             continue
-        place = places[step.name] = places.get(step.name, -1) + 1
-        if len({count.get(step.name) for count in counts}) > 1:
+        position = positions[step.name] = positions.get(step.name, -1) + 1
+        if len({len(amounts.get(step.name, ())) for amounts in counted}) > 1:
             continue
-        amounts = [float(each[step.name][place]) for each in (*(other.amounts for other in shorter), own)]
-        done[step.key] = done.get(step.key, 0.0) + amounts[-1]
-        useful[step.key] = useful.get(step.key, 0.0) + mean(parabola(nodes, amounts, tokens) for tokens in real)
+        work = [float(amounts[step.name][position]) for amounts in counted]
+        done[step.key] = done.get(step.key, 0.0) + work[-1]
+        useful[step.key] = useful.get(step.key, 0.0) + mean(parabola(nodes, work, tokens) for tokens in real)
     return {key: max(0.0, 1 - useful[key] / amount) if amount else 0.0 for key, amount in done.items()}
 
 
@@ -540,10 +541,10 @@ def parabola(nodes: Sequence[float], values: Sequence[float], at: float) -> floa
 def _shape_times(lengths: Lengths | None, shorter: Sequence[_Shorter], rounds: _Rounds) -> Iterator[ShapeTime]:
     if lengths is None:
         return
-    for place, other in enumerate(shorter):
-        seconds = median(each.shorter[place] for each in rounds.counted)
+    for number, other in enumerate(shorter):
+        seconds = median(turn.shorter[number] for turn in rounds.counted)
         yield ShapeTime(len(lengths.real), other.tokens, seconds)
-    yield ShapeTime(len(lengths.real), lengths.padded_to, median(each.forward for each in rounds.counted))
+    yield ShapeTime(len(lengths.real), lengths.padded_to, median(turn.forward for turn in rounds.counted))
 
 
 def _middle(seconds: Sequence[float]) -> Interval:

@@ -1,9 +1,9 @@
-"""Whose every millisecond of a forward is: a sum of owners that comes to the measured time exactly.
+"""Where the time of a forward goes: parts that add up to the measured time exactly.
 
 Each operator is timed twice beside the forward it belongs to (`boundby.bound`): alone and hot, and in the model's
 order with its own weights. The differences have names: beyond the least time by the limits it is the kernels at these
 shapes, beyond the hot kernels it is what the model around them costs (cold caches, threads, other streams), beyond the
-operators it is the host (dispatch, and Python between them). Nothing is clipped: a part that comes out negative is
+operators it is the host (dispatch, and Python between them). Nothing is clipped: a time that comes out negative is
 printed so, since it says how far the others are off.
 """
 
@@ -12,12 +12,12 @@ from typing import Literal
 
 import msgspec
 
-from boundby.bound.verdict import Fix, Owner, OwnerKind, Products
+from boundby.bound.verdict import Fix, MatmulSpeed, Part, PartKind
 from boundby.formatting import Missing
 from boundby.work import Interval, Limits, OperatorLoad, least_seconds
 
 CutKind = Literal["budget", "failed", "not_replayable"]
-LEAST_KNOWN_SHARE = 0.9  # of an owner's time, to say how much of it is padding
+LEAST_KNOWN_SHARE = 0.9  # of a part's time, to say how much of it is padding
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -92,38 +92,38 @@ class ShapeTime(msgspec.Struct, frozen=True):
 
 
 class Split(msgspec.Struct, frozen=True):
-    """The owners of `seconds`, in the order of `OwnerKind`; they add up to it.
+    """The parts of `seconds`, in the order of `PartKind`; they add up to it.
 
-    `products` is the speed of matrix products, over all of them, as a share of the machine's peak; None where there are
+    `matmul` is the speed of matrix products, over all of them, as a share of the machine's peak; None where there are
     none. `cut` says what was not replayed.
     """
 
     seconds: float
-    owners: tuple[Owner, ...]
-    products: Products | None
+    breakdown: tuple[Part, ...]
+    matmul: MatmulSpeed | None
     cut: tuple[Cut, ...] = ()
 
-    def __getitem__(self, kind: OwnerKind) -> Owner:
-        """Return the owner of this kind."""
-        return next(owner for owner in self.owners if owner.kind == kind)
+    def __getitem__(self, kind: PartKind) -> Part:
+        """Return the part of this kind."""
+        return next(part for part in self.breakdown if part.kind == kind)
 
-    def share(self, kind: OwnerKind) -> float:
-        """Return the owner's share of the time, with its sign."""
+    def share(self, kind: PartKind) -> float:
+        """Return the part's share of the time, with its sign."""
         return self[kind].seconds / self.seconds
 
     @property
-    def largest(self) -> Owner:
-        """The owner with most of the time."""
-        return max(self.owners, key=lambda owner: owner.seconds)
+    def largest(self) -> Part:
+        """The part with most of the time."""
+        return max(self.breakdown, key=lambda part: part.seconds)
 
     @property
     def padding_share(self) -> float | None:
-        """The share of all the time that is spent on padding; None where it is not known of any owner."""
-        parts = [owner.seconds * owner.padding_share for owner in self.owners if owner.padding_share is not None]
-        return sum(parts) / self.seconds if parts else None
+        """The share of all the time that is spent on padding; None where it is not known of any part."""
+        times = [part.seconds * part.padding_share for part in self.breakdown if part.padding_share is not None]
+        return sum(times) / self.seconds if times else None
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _OperatorTime(msgspec.Struct, frozen=True):
     """The time of one distinct operator, taken apart."""
 
     operator: ReplayedOperator
@@ -147,40 +147,38 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 def split(replay: Replay, limits: Limits, measured_s: float | None = None) -> Split:
-    """Return whose the time of a forward is.
+    """Return where the time of a forward goes.
 
-    `measured_s` is its time as measured elsewhere, by a sweep; `remainder` is how much that differs from the time that
-    was taken beside the replays, which the other owners come to. Without it the remainder is 0.
+    `measured_s` is its time as measured elsewhere, by a sweep; `unexplained` is how much that differs from the time
+    that was taken beside the replays, which the other parts add up to. Without it that is 0.
     """
-    parts = [_part(operator, replay, limits) for operator in replay.operators]
+    times = [_operator_time(operator, replay, limits) for operator in replay.operators]
     forward_s, in_order_s = replay.forward_s.value, replay.in_order_s.value
     seconds = forward_s if measured_s is None else measured_s
-    hot_s = sum(part.hot_s for part in parts)
-    dispatch_s = sum(part.dispatch_s for part in parts)
-    compute, memory = ([part for part in parts if part.limit == kind] for kind in ("compute", "memory"))
-    compute_s, memory_s = (sum(part.least_s for part in kind) for kind in (compute, memory))
-    owners = (
-        Owner("compute", compute_s, _padding(compute, lambda part: part.least_s)),
-        Owner("memory", memory_s, _padding(memory, lambda part: part.least_s)),
-        Owner("kernels", hot_s - compute_s - memory_s - dispatch_s, _padding(parts, lambda part: part.beyond_s)),
-        Owner("around", in_order_s - hot_s - replay.views_s, _padding(parts, lambda part: part.hot_s)),
-        Owner(
-            "host", forward_s - in_order_s + dispatch_s + replay.views_s, None if replay.padding is not None else 0.0
-        ),
-        Owner("remainder", seconds - forward_s),
+    hot_s = sum(time.hot_s for time in times)
+    dispatch_s = sum(time.dispatch_s for time in times)
+    compute, memory = ([time for time in times if time.limit == kind] for kind in ("compute", "memory"))
+    compute_s, memory_s = (sum(time.least_s for time in kind) for kind in (compute, memory))
+    parts = (
+        Part("compute", compute_s, _padding(compute, lambda time: time.least_s)),
+        Part("memory", memory_s, _padding(memory, lambda time: time.least_s)),
+        Part("kernels", hot_s - compute_s - memory_s - dispatch_s, _padding(times, lambda time: time.beyond_s)),
+        Part("around", in_order_s - hot_s - replay.views_s, _padding(times, lambda time: time.hot_s)),
+        Part("host", forward_s - in_order_s + dispatch_s + replay.views_s, None if replay.padding is not None else 0.0),
+        Part("unexplained", seconds - forward_s),
     )
-    return Split(seconds, owners, _products(parts, limits), replay.cut)
+    return Split(seconds, parts, _matmul_speed(times, limits), replay.cut)
 
 
-def _part(operator: ReplayedOperator, replay: Replay, limits: Limits) -> _Part:
+def _operator_time(operator: ReplayedOperator, replay: Replay, limits: Limits) -> _OperatorTime:
     compute_s, memory_s = least_seconds(operator.load, limits, replay.weights_bytes)
     limit: Literal["compute", "memory"] = "compute" if compute_s >= memory_s else "memory"
-    return _Part(operator, limit, max(compute_s, memory_s), operator.load.calls * replay.dispatch_s)
+    return _OperatorTime(operator, limit, max(compute_s, memory_s), operator.load.calls * replay.dispatch_s)
 
 
-def _padding(parts: Iterable[_Part], weight: Callable[[_Part], float]) -> float | None:
-    """Return the share of padding in the positive seconds of the parts; None where it is known of too few of them."""
-    weighted = [(max(0.0, weight(part)), part.operator.padding_share) for part in parts]
+def _padding(times: Iterable[_OperatorTime], weight: Callable[[_OperatorTime], float]) -> float | None:
+    """Return the share of padding in the positive seconds of the times; None where it is known of too few of them."""
+    weighted = [(max(0.0, weight(time)), time.operator.padding_share) for time in times]
     total = sum(seconds for seconds, _ in weighted)
     known = [(seconds, share) for seconds, share in weighted if share is not None]
     known_s = sum(seconds for seconds, _ in known)
@@ -189,12 +187,12 @@ def _padding(parts: Iterable[_Part], weight: Callable[[_Part], float]) -> float 
     return sum(seconds * share for seconds, share in known) / known_s if known_s else 0.0
 
 
-def _products(parts: Sequence[_Part], limits: Limits) -> Products | None:
+def _matmul_speed(times: Sequence[_OperatorTime], limits: Limits) -> MatmulSpeed | None:
     """Return FLOP/s of matrix products over the peak; in the model they own their share of what is around too."""
-    products = [part for part in parts if part.operator.load.flops]
+    products = [time for time in times if time.operator.load.flops]
     if not products:
         return None
-    least_s = sum(part.operator.load.flops for part in products) / limits.flops_per_s.value
-    alone_s = sum(part.hot_s - part.dispatch_s for part in products)
-    in_model_s = sum(part.in_order_s - part.dispatch_s for part in products)
-    return Products(in_model=least_s / in_model_s, alone=least_s / alone_s) if alone_s > 0 < in_model_s else None
+    least_s = sum(time.operator.load.flops for time in products) / limits.flops_per_s.value
+    alone_s = sum(time.hot_s - time.dispatch_s for time in products)
+    in_model_s = sum(time.in_order_s - time.dispatch_s for time in products)
+    return MatmulSpeed(in_model=least_s / in_model_s, alone=least_s / alone_s) if alone_s > 0 < in_model_s else None

@@ -73,7 +73,7 @@ def try_out(work: Work, candidates: Sequence[Candidate], bench: Bench) -> Tried:
     doubts: list[Doubt] = []
     for number, candidate in enumerate(candidates):
         left = deadline - clock()
-        bench.told(f"trial: {candidate.fix}", left)
+        bench.tell(f"trial: {candidate.fix}", left)
         runs = 4 * LEAST_PAIRS if once < LONG_S else 2 * LEAST_LONG_PAIRS + 2
         needed = candidate.setup_s + runs * max(once, LEAST_BLOCK_S)
         if needed > left:
@@ -133,7 +133,7 @@ def _trial(work: Work, candidate: Candidate, bench: Bench, slot_s: float, clocks
             bench.watch.start()
             pairs = _pairs(_Pair(candidate.base or work, made.work, candidate.setting, timer, clocks), calls, left)
             seen = bench.watch.stop().disturbances(bench.threads)
-            disturbed = "; ".join(each.text for each in seen if each.is_passing) or None
+            disturbed = "; ".join(disturbance.text for disturbance in seen if disturbance.is_passing) or None
             if not disturbed or timer.clock() - start >= slot_s:
                 break
         labels = made.same_labels() if made.same_labels else None
@@ -243,14 +243,14 @@ def fewer_threads(work: Work, number: int | None = None) -> Candidate | None:
 
 
 # A faster kind of product can help neither what the host limits nor, by itself, tell compute from memory.
-FASTER_PRODUCTS: Mapping[Bound, tuple[float, float]] = {
+FASTER_MATMUL: Mapping[Bound, tuple[float, float]] = {
     "compute": (0.0, INFINITE),
     "memory": (0.0, INFINITE),
     "launch": (0.0, 1.05 / LARGEST),
 }
 
 
-def coarser_products(
+def reduced_precision_matmul(
     work: Work, precision: str, ceiling_ratio: float, same_labels: Callable[[], SameLabels | None] | None = None
 ) -> Candidate | None:
     """Return the trial of another precision of float32 products, whose limit is `ceiling_ratio` times as high.
@@ -261,7 +261,7 @@ def coarser_products(
         return None
     fix = Fix("matmul_precision", {"precision": precision})
     return Candidate(
-        fix, lambda: Made(work, same_labels), setting=lambda: matmul_precision(precision), expected=FASTER_PRODUCTS
+        fix, lambda: Made(work, same_labels), setting=lambda: matmul_precision(precision), expected=FASTER_MATMUL
     )
 
 

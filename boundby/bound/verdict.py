@@ -25,15 +25,15 @@ Bound = Literal[
     "inconclusive",
 ]
 Confidence = Literal["high", "medium", "low"]
-Confirmation = Literal["confirmed", "contradicted", "untested"]  # "contradicted" is of older versions alone
+Confirmation = Literal["confirmed", "untested"]
 Outcome = Literal["gains", "no_change", "loses"]
 Sign = Literal["confirms", "ambiguous", "too_uncertain", "refutes", "silent"]
 TrialSource = Literal["pairs", "sweep"]
 UntriedKind = Literal["out_of_memory", "failed", "over_budget", "not_possible"]
-# Whose the time of a forward is: the least that compute and memory need by the limits, what these kernels need beyond
-# that at these shapes, what running them inside the model adds, the host between operators, and what is left over.
-OwnerKind = Literal["compute", "memory", "kernels", "around", "host", "remainder"]
-CauseKind = Literal["padding", "compute", "memory", "kernels", "around", "host", "remainder", "input", "transfer"]
+# Where the time of a forward goes: the least that compute and memory need by the limits, what these kernels need beyond
+# that at these shapes, what running them inside the model adds, the host between operators, and what stays unexplained.
+PartKind = Literal["compute", "memory", "kernels", "around", "host", "unexplained"]
+CauseKind = Literal["padding", "compute", "memory", "kernels", "around", "host", "unexplained", "input", "transfer"]
 UnsettledKind = Literal["trials_disagree", "close", "unexplained", "disturbed", "unknown"]
 
 ARITHMETIC: tuple[Bound, ...] = ("compute", "memory", "mixed", "under_utilised")
@@ -42,14 +42,14 @@ LEAST_GAIN = 1.02
 
 
 PLAIN: dict[Bound, str] = {
-    "launch": "issuing operators",
-    "transfer": "bringing the input to the device",
+    "launch": "dispatch overhead",
+    "transfer": "copying the input to the device",
     "input": "preparing the input",
-    "compute": "arithmetic",
+    "compute": "compute",
     "optimizer": "the optimizer",
     "under_utilised": "work too small for this machine",
     "mixed": "several things at once",
-    "inconclusive": "nothing that can be told",
+    "inconclusive": "nothing that is known",
 }
 
 
@@ -88,14 +88,12 @@ CHANGES: dict[str, Change] = {
     "remove_padding": Change("remove padding", ARITHMETIC, tried="no padding"),
     "better_kernels": Change("better kernels for these shapes", ARITHMETIC),
     "dtype": Change("run in {dtype}", ARITHMETIC, tried="{dtype}"),
-    "matmul_precision": Change(
-        "float32 products at precision '{precision}'", ARITHMETIC, tried="precision {precision}"
-    ),
+    "matmul_precision": Change("float32 matmul at precision '{precision}'", ARITHMETIC, tried="precision {precision}"),
     "batch_size": Change("use batch size {batch_size}", tried="batch size {batch_size}"),
     "double_batch": Change("double the batch", ("under_utilised", "launch", "optimizer"), tried="the batch doubled"),
     "threads": Change("{threads} of {instead_of} threads"),
-    "overlap_input": Change("prepare the input ahead, in another thread or process"),
-    "issue_at_once": Change("issue the work in one go (CUDA graphs, torch.compile)", tried="replayed as a CUDA graph"),
+    "overlap_input": Change("tokenize in a background worker"),
+    "issue_at_once": Change("launch the work at once (CUDA graphs, torch.compile)", tried="replayed as a CUDA graph"),
     "fuse_operators": Change("fuse operators (torch.compile)"),
     # of a loop, as they are tried
     "worker_processes": Change("load the input in worker processes", ("input",), tried="{workers} worker processes"),
@@ -525,18 +523,18 @@ class Tried(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, trials=tuple(trial.beside(gains) for trial in self.trials))
 
 
-class Owner(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True):
     """Whose a part of the time of one forward is; `padding_share` of these seconds went into padding, None if unknown.
 
     They may be negative: the parts are differences of times, and nothing is clipped, so that they add up.
     """
 
-    kind: OwnerKind
+    kind: PartKind
     seconds: float
     padding_share: float | None = None
 
 
-class Products(msgspec.Struct, frozen=True):
+class MatmulSpeed(msgspec.Struct, frozen=True):
     """The speed of the matrix products of a forward as a share of the peak: inside the model, and alone and hot."""
 
     in_model: float
@@ -559,14 +557,14 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """One thing that limits a forward: padding, or an owner without its padding; `share` is that of the time.
+    """One thing that limits a forward: padding, or a part without its padding; `share` is that of the time.
 
-    `arithmetic_share` is padding's share of the FLOPs. `confirmed_by` is the trial that bore it out.
+    `flops_share` is padding's share of the FLOPs. `confirmed_by` is the trial that bore it out.
     """
 
     kind: CauseKind
     share: float
-    arithmetic_share: float | None = None
+    flops_share: float | None = None
     confirmed_by: Fix | None = None
 
 
@@ -601,8 +599,8 @@ class Gain(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     """What limits, and how sure that is.
 
-    `share_of_limit` is the time that the limit alone needs over the time measured. `owners` add up to the time of
-    `reference`, `limited_by` ranks what limits it, the first first, and `products` says how fast its matrix products
+    `share_of_limit` is the time that the limit alone needs over the time measured. `parts` add up to the time of
+    `reference`, `limited_by` ranks what limits it, the first first, and `matmul` says how fast its matrix products
     are. `gains` are of fixes that were not tried, the largest first; a trial takes the place of the gain of its fix.
     `step_s` is how long a step of a trace took, None where it marks none.
     """
@@ -619,9 +617,9 @@ class Verdict(msgspec.Struct, frozen=True):
     trials: tuple[Trial, ...] = ()
     untried: tuple[Untried, ...] = ()
     reference: Reference | None = None
-    owners: tuple[Owner, ...] = ()
+    breakdown: tuple[Part, ...] = ()
     limited_by: tuple[Cause, ...] = ()
-    products: Products | None = None
+    matmul: MatmulSpeed | None = None
     unsettled: Unsettled | None = None
 
     def __str__(self) -> str:
@@ -663,24 +661,18 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
-        """Return the verdict that `as_dict` gave, without what its trials expected; one of an older version, too.
+        """Return the verdict that `as_dict` gave, without what its trials expected.
 
-        Older ones lack what they did not know. Their trials, which were of another kind, are left out, and gains whose
-        fix has no kind. Raises LookupError, TypeError or ValueError.
+        Raises LookupError, TypeError or ValueError.
         """
-        if not isinstance(values, Mapping):
-            raise TypeError(f"a verdict is a mapping, not {type(values).__name__}")
-        kinds = values.get("doubt_kinds", [doubt.partition(":")[0] for doubt in values["doubts"]])
-        trials = [trial for trial in values.get("trials", ()) if "measured" in trial]
-        untried = [{**_with_fix(each), "kind": each["why"]} for each in values.get("untried", ())]
-        kind = values.get("unsettled")
+        kind = values["unsettled"]
         return msgspec.convert(
             {
                 **values,
-                "gains": [_with_fix(gain) for gain in values["gains"] if "kind" in gain],
-                "doubts": [values_of(doubt) for doubt in doubts_of({**values, "doubt_kinds": kinds})],
-                "trials": [_with_fix(trial) for trial in trials],
-                "untried": untried,
+                "gains": [_with_fix(gain) for gain in values["gains"]],
+                "doubts": [values_of(doubt) for doubt in doubts_of(values)],
+                "trials": [_with_fix(trial) for trial in values["trials"]],
+                "untried": [{**_with_fix(untried), "kind": untried["why"]} for untried in values["untried"]],
                 "unsettled": {"kind": kind, "text": values["would_settle"]} if kind else None,
             },
             Verdict,

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import torch
 
-from boundby.bound import FASTER_PRODUCTS, Candidate, Fix, Made, SameLabels, Untried, coarser_products
+from boundby.bound import FASTER_MATMUL, Candidate, Fix, Made, SameLabels, Untried, reduced_precision_matmul
 from boundby.inference.batches import Batch, Tokens, batches_in_order, collate, forward
 from boundby.inference.precision import Precision, matmul_effect, tolerance
 from boundby.inference.reference import in_dtype
@@ -147,7 +147,7 @@ def in_another_dtype(subject: Subject, dtype: torch.dtype) -> Candidate:
         return Made(subject.work(model), subject.same_labels(lambda: subject.labels_of(model)))
 
     name = str(dtype).removeprefix("torch.")
-    return Candidate(Fix("dtype", {"dtype": name}), make, expected=FASTER_PRODUCTS)
+    return Candidate(Fix("dtype", {"dtype": name}), make, expected=FASTER_MATMUL)
 
 
 def _require_memory(subject: Subject, dtype: torch.dtype) -> None:
@@ -160,7 +160,7 @@ def _require_memory(subject: Subject, dtype: torch.dtype) -> None:
         raise MemoryError
 
 
-def with_coarser_products(subject: Subject, precision: str, ceiling_ratio: float) -> Candidate | None:
+def with_reduced_precision_matmul(subject: Subject, precision: str, ceiling_ratio: float) -> Candidate | None:
     """Return the trial of another precision of float32 products; None where it is no faster by its limit."""
 
     def coarser() -> np.ndarray:
@@ -168,7 +168,7 @@ def with_coarser_products(subject: Subject, precision: str, ceiling_ratio: float
             return subject.labels_of(subject.model)
 
     labels = subject.same_labels(coarser)
-    return coarser_products(subject.work(subject.model), precision, ceiling_ratio, labels)
+    return reduced_precision_matmul(subject.work(subject.model), precision, ceiling_ratio, labels)
 
 
 def compile_seconds(device: torch.device) -> float:

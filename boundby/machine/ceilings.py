@@ -176,7 +176,7 @@ class _Bench:
             if precision == in_use or (is_gpu(self.device) and precision == "high" and in_use == "medium"):
                 continue
             if self.timer.clock() > self.deadline:
-                self.cut.append(f"float32 matmuls at precision '{precision}'")
+                self.cut.append(f"float32 matmul at precision '{precision}'")
                 continue
             with matmul_precision(precision):
                 yield self.matmul("float32", precision, False)

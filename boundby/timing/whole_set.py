@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from operator import add
 
 import numpy as np
 
@@ -98,8 +99,8 @@ class Arrivals:
         rng = np.random.default_rng([self.batch_size, count])
         by_length = np.lexsort((rng.permutation(len(self)), self.longest))
         start = (rng.random() + number * GOLDEN) % 1
-        places = (np.arange(count) + start) * len(self) / count
-        return sorted(by_length[places.astype(np.int64)].tolist())
+        positions = (np.arange(count) + start) * len(self) / count
+        return sorted(by_length[positions.astype(np.int64)].tolist())
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,7 @@ class Totals:
 
     def __add__(self, other: "Totals") -> "Totals":
         """Return what these and the other batches hold."""
-        return Totals(
-            self.batches + other.batches,
-            self.samples + other.samples,
-            self.tokens_real + other.tokens_real,
-            self.tokens_padded + other.tokens_padded,
-            self.tokens_squared + other.tokens_squared,
-        )
+        return Totals(*map(add, astuple(self), astuple(other)))
 
     def __mul__(self, times: float) -> "Totals":
         """Return what these batches hold so many times."""
@@ -157,7 +152,7 @@ class Cost:
         """
         from scipy.optimize import nnls
 
-        terms = np.array([(each.batches, each.tokens_padded, each.tokens_squared) for each in batches], dtype=float)
+        terms = np.array([(batch.batches, batch.tokens_padded, batch.tokens_squared) for batch in batches], dtype=float)
         relative = terms / np.asarray(seconds, dtype=float)[:, None]
         scale = np.linalg.norm(relative, axis=0)
         by_token_alone = LEAST_TERM * np.array([[1, 0, 0], [0, 0, 1]])
@@ -188,14 +183,14 @@ def seconds_per_sample(
     Means and not medians, since a plain loop waits for its slow batches too: in full passes over three datasets the
     median batch, by its cost, was 1 to 2 % faster than the mean one on a quiet machine, and up to 10 % on another.
     """
-    timed = [(batches, seconds) for each in rounds for batches, seconds in each]
+    timed = [(batches, seconds) for batches_timed in rounds for batches, seconds in batches_timed]
     if not timed:
         return []
     fitted = [(batches, seconds) for batches, seconds in [*timed, *at_the_ends] if seconds > 0]
     cost = Cost.fit(*zip(*fitted, strict=True))
     expected = cost.of(whole) / whole.samples
     return [
-        expected * sum(seconds for _, seconds in each) / sum(cost.of(batches) for batches, _ in each)
-        for each in rounds
-        if each
+        expected * sum(seconds for _, seconds in batches_timed) / sum(cost.of(batches) for batches, _ in batches_timed)
+        for batches_timed in rounds
+        if batches_timed
     ]

@@ -152,7 +152,7 @@ def try_fixes(  # noqa: PLR0913  (a training, what is known of it, and the instr
     """
     changes, untried = _changes(recipe)
     base, tried = Loop(recipe, Change()), Tried()
-    bench = Bench(timer, watch=watch or Watch(), told=told, trials_s=budget_s / 2)
+    bench = Bench(timer, watch=watch or Watch(), tell=told, trials_s=budget_s / 2)
     try:
         known = _Known(recipe, _parts(base, timer), timer, pause, spent_beside_s)
         gains = [gain for fix, change in changes for gain in known.gain(base, fix, change)]

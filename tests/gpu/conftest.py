@@ -58,10 +58,10 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """End with one line and 3 where there is no card and only these checks were asked for."""
     if config.option.collectonly or getattr(config.option, "help", False) or not all(_is_here(config)):
         return None
-    found = head(config)
-    if isinstance(found, dict):
+    result = head(config)
+    if isinstance(result, dict):
         return None
-    sys.stderr.write(f"{found}\n")
+    sys.stderr.write(f"{result}\n")
     return NO_CARD
 
 
@@ -78,8 +78,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_here(config: pytest.Config) -> Iterator[bool]:
     """Tell of each argument whether it names checks."""
     for argument in config.args:
-        place = config.invocation_params.dir / argument.partition("::")[0]
-        yield place.resolve().is_relative_to(HERE)
+        position = config.invocation_params.dir / argument.partition("::")[0]
+        yield position.resolve().is_relative_to(HERE)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -165,9 +165,9 @@ def _answer(connection: Connection, work: Callable[[], Any]) -> None:
 
 def _run(item: pytest.Item) -> list[pytest.TestReport]:
     """Return the reports of a check, those of its process or one of our own."""
-    hook, config, found = item.config.hook, item.config, head(item.config)
-    if isinstance(found, str):
-        return [_report(item, "skipped", found)]
+    hook, config, result = item.config.hook, item.config, head(item.config)
+    if isinstance(result, str):
+        return [_report(item, "skipped", result)]
     if "card" in item.fixturenames:
         import tests.gpu.subject  # noqa: F401 -- before the fork, for all checks once
 
@@ -177,7 +177,7 @@ def _run(item: pytest.Item) -> list[pytest.TestReport]:
 
     def reports() -> list[dict[str, Any]]:
         made = runtestprotocol(item, log=False, nextitem=None)
-        return [hook.pytest_report_to_serializable(config=config, report=each) for each in made]
+        return [hook.pytest_report_to_serializable(config=config, report=item) for item in made]
 
     limit_s = item.get_closest_marker("gpu").kwargs.get("limit_s", LIMIT_S)
     try:
@@ -186,7 +186,7 @@ def _run(item: pytest.Item) -> list[pytest.TestReport]:
         if left_s < limit_s and time.monotonic() >= config.stash[UNTIL]:
             return [_report(item, "skipped", TIME_IS_UP)]
         return [_report(item, "failed", str(error))]
-    return [hook.pytest_report_from_serializable(config=config, data=each) for each in answers]
+    return [hook.pytest_report_from_serializable(config=config, data=answer) for answer in answers]
 
 
 def _report(item: pytest.Item, outcome: Any, reason: str) -> pytest.TestReport:
@@ -202,9 +202,9 @@ def line(item: pytest.Item, reports: Sequence[pytest.TestReport], seconds: float
     this machine lacks what it needs.
     """
     expected = item.get_closest_marker("gpu").kwargs
-    figures = next((dict(each.user_properties) for each in reports if each.user_properties), {})
-    bad = next((each for each in reports if each.failed), None)
-    missing = next((each for each in reports if each.skipped), None)
+    figures = next((dict(report.user_properties) for report in reports if report.user_properties), {})
+    bad = next((report for report in reports if report.failed), None)
+    missing = next((report for report in reports if report.skipped), None)
     why = None
     if bad is not None:
         crash = getattr(bad.longrepr, "reprcrash", None)

@@ -63,10 +63,14 @@ def test_attention_kernels(card, measured):
     reason="a T4 falls from 1,590 to about 900 MHz at its 70 W, and a burst may begin before an idle clock has risen",
 )
 def test_sustained_products(card, measured):
-    [found] = ceilings.measure(card.device, dtypes=(card.dtype_name,)).compute[:1]
-    burst = found.burst_flops_per_s or found.flops_per_s
-    seen = {"TFLOP/s": found.flops_per_s / 1e12, "MHz": found.sm_clock_mhz, "clock events": found.clock_event_reasons}
-    measured(found.flops_per_s / burst, **seen)
+    [result] = ceilings.measure(card.device, dtypes=(card.dtype_name,)).compute[:1]
+    burst = result.burst_flops_per_s or result.flops_per_s
+    seen = {
+        "TFLOP/s": result.flops_per_s / 1e12,
+        "MHz": result.sm_clock_mhz,
+        "clock events": result.clock_event_reasons,
+    }
+    measured(result.flops_per_s / burst, **seen)
 
 
 @pytest.mark.gpu(
@@ -117,8 +121,8 @@ def test_peak_of_memory(card, measured):
     torch.empty(asked * MIB, dtype=torch.uint8, device=card.device)
     ours = allocator.peak_allocated
     torchs = card.runtime.memory_stats(card.device)["allocated_bytes.all.peak"]
-    found = [(peak - before) / MIB for peak in (ours, torchs)]
-    measured(max(abs(peak - asked) for peak in found), MiB=found)
+    result = [(peak - before) / MIB for peak in (ours, torchs)]
+    measured(max(abs(peak - asked) for peak in result), MiB=result)
 
 
 @pytest.mark.gpu(
@@ -137,12 +141,12 @@ def test_broken_capture(card, measured):
     def reads() -> object:
         return one.add_(1).item()
 
-    found = try_out(reads, [graph_replay(reads, IDLE_DEVICE)], Bench(card.timer, trials_s=20.0))
+    result = try_out(reads, [graph_replay(reads, IDLE_DEVICE)], Bench(card.timer, trials_s=20.0))
     before = card.runtime.memory_reserved(card.device)
     torch.empty(64 * MIB, dtype=torch.uint8, device=card.device)
     release_memory(card.device)
     kept = max(0, card.runtime.memory_reserved(card.device) - before) / MIB
-    assert [each.kind for each in found.untried] == ["failed"], "a capture that reads from the device went through"
-    assert [doubt.text for doubt in found.doubts] == []
+    assert [item.kind for item in result.untried] == ["failed"], "a capture that reads from the device went through"
+    assert [doubt.text for doubt in result.doubts] == []
     assert card.runtime.current_stream() == card.runtime.default_stream(), "the stream of the capture stayed current"
     measured(kept)

@@ -53,7 +53,7 @@ def test_device_time(card, measured, layers, dtype):
         enqueue_s = card.timer.enqueue(work)
         [usual] = DeviceTimer(card.timer, card.queue).times(work, enqueue_s)
         [chunked] = DeviceTimer(card.timer, card.queue, _captures=False).times(work, enqueue_s)
-    seen = {f"by {found.by}": found.seconds or found.reason for found in (usual, chunked)}
+    seen = {f"by {result.by}": result.seconds or result.reason for result in (usual, chunked)}
     measured(usual.seconds / chunked.seconds if usual.seconds and chunked.seconds else None, **seen)
 
 
@@ -68,9 +68,9 @@ def test_graph_replay_of_a_padded_batch(card, measured):
     ready = unread(model, inputs) or inputs
     with torch.inference_mode():
         made = graph_replay(lambda: model(**ready), IDLE_DEVICE)
-        found = try_out(lambda: model(**inputs), [made], Bench(card.timer, trials_s=20.0))
-    problems = [each.reason for each in found.untried] + [doubt.text for doubt in found.doubts]
-    measured(found.trials[0].measured.value if found.trials else None, problems=problems)
+        result = try_out(lambda: model(**inputs), [made], Bench(card.timer, trials_s=20.0))
+    problems = [item.reason for item in result.untried] + [doubt.text for doubt in result.doubts]
+    measured(result.trials[0].measured.value if result.trials else None, problems=problems)
 
 
 def _rms(values: np.ndarray) -> float:
@@ -111,8 +111,8 @@ def test_packed_texts_against_stock_in_the_same_dtype(card, measured):
     shuffled[order] = predictor.predict([texts[row] for row in order]).logits
     least = torch.finfo(card.dtype).eps / 2 * _rms(alone)
     noise = max(least, _rms(padded - alone))
-    found = {"to one by one": _rms(together - alone) / noise, "to other neighbours": _rms(together - shuffled) / noise}
-    measured(max(found.values()), **found, noise=noise, way=predictor.strategy)
+    result = {"to one by one": _rms(together - alone) / noise, "to other neighbours": _rms(together - shuffled) / noise}
+    measured(max(result.values()), **result, noise=noise, way=predictor.strategy)
 
 
 @pytest.mark.gpu(
@@ -126,7 +126,7 @@ def test_norms_in_one_kernel(card, measured, tmp_path):
     given = unread(model, inputs) or inputs
     copy = PRECISIONS["float32"].copy_of(model)
     with torch.inference_mode():
-        stock, joined = (_kernels(card, lambda each=each: each(**given), tmp_path) for each in (model, copy))
+        stock, joined = (_kernels(card, lambda item=item: item(**given), tmp_path) for item in (model, copy))
         difference = (copy(**given).logits - model(**given).logits).abs().max() / model(**given).logits.abs().max()
     assert difference < MOST_DIFFERENCE[torch.float32] * model.config.num_hidden_layers, (
         f"logits differ by {difference}"
@@ -174,9 +174,9 @@ def test_out_of_memory_in_a_sweep(card, measured):
         card.runtime.set_per_process_memory_fraction(1.0, card.device)
     with torch.inference_mode():
         again = model(input_ids=torch.full((2, 8), 5, device=card.device)).logits
-    found = {row["batch_size"]: row["status"] for row in rows}
-    is_right = [found[2] in MEASURED, found[many] == "oom", bool(again.isfinite().all())]
-    measured(is_right.count(False), **{f"batch {size}": status for size, status in found.items()})
+    result = {row["batch_size"]: row["status"] for row in rows}
+    is_right = [result[2] in MEASURED, result[many] == "oom", bool(again.isfinite().all())]
+    measured(is_right.count(False), **{f"batch {size}": status for size, status in result.items()})
 
 
 @pytest.mark.gpu(
@@ -209,8 +209,8 @@ def test_evaluation_of_a_whole_set(card, measured):
     few_s = predictor.predict_tokens(some).seconds.compute_s
     texts = texts[: max(512, int(512 * card.sizes.evaluation_s / few_s))]
     tokens = predictor.tokenize(texts)
-    found = predictor.predict_tokens(tokens)
-    seconds = found.seconds.compute_s + found.seconds.transfer_s
+    result = predictor.predict_tokens(tokens)
+    seconds = result.seconds.compute_s + result.seconds.transfer_s
     few = min(1024, len(texts))
 
     def plain() -> None:

@@ -114,8 +114,8 @@ def test_callback(tmp_path, measured, card, framework):
 
 @pytest.mark.gpu(low=1, high=1, unit="reports", reason="a range between the profiler's start and stop is recorded")
 def test_range_of_nsight_systems(tmp_path, measured, card):
-    found = shutil.which("nsys")
-    if found is None:
+    result = shutil.which("nsys")
+    if result is None:
         card.lacks("nsys is not installed")
     code = (
         "import torch; one = torch.ones(1, device='cuda'); torch.cuda.profiler.start(); "
@@ -123,5 +123,5 @@ def test_range_of_nsight_systems(tmp_path, measured, card):
         "torch.cuda.profiler.stop()"
     )
     options = ["-t", "cuda,nvtx", "-c", "cudaProfilerApi", "--capture-range-end=stop", "-o", tmp_path / "it"]
-    done = program(found, "profile", *options, sys.executable, "-c", code)
+    done = program(result, "profile", *options, sys.executable, "-c", code)
     measured(len(list(tmp_path.glob("it*.nsys-rep"))) * (done.returncode == DONE), said=last_line(done))

@@ -84,16 +84,16 @@ def judged(clock, seconds, work, ceilings, shared=True, **options):
 @pytest.mark.parametrize(("share", "bound"), [(0.75, "compute"), (0.25, "under_utilised")])
 def test_a_product_near_the_peak_is_bound_by_compute_and_one_far_from_it_under_utilises(clock, share, bound):
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (share * FORWARD_S))
-    found = judged(clock, {"aten::mm": FORWARD_S}, product, ceilings)
-    assert found.bound == bound
-    assert found.share_of_limit == pytest.approx(share, rel=1e-12)
-    assert (found.confidence, found.confirmation, found.doubts) == ("medium", "untested", ())
+    verdict = judged(clock, {"aten::mm": FORWARD_S}, product, ceilings)
+    assert verdict.bound == bound
+    assert verdict.share_of_limit == pytest.approx(share, rel=1e-12)
+    assert (verdict.confidence, verdict.confirmation, verdict.doubts) == ("medium", "untested", ())
 
 
 def test_an_addition_at_the_rate_of_memory_is_bound_by_it(clock):
     ceilings = machine(bytes_per_s=ADDITION_BYTES / (0.875 * FORWARD_S))
-    found = judged(clock, {"aten::add": FORWARD_S}, addition, ceilings)
-    assert (found.bound, found.share_of_limit) == ("memory", pytest.approx(0.875, rel=1e-12))
+    verdict = judged(clock, {"aten::add": FORWARD_S}, addition, ceilings)
+    assert (verdict.bound, verdict.share_of_limit) == ("memory", pytest.approx(0.875, rel=1e-12))
 
 
 def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(clock):
@@ -101,9 +101,9 @@ def test_operators_that_take_no_longer_than_to_issue_them_are_bound_by_launch(cl
         for _ in range(64):
             torch.add(LEFT, RIGHT)
 
-    found = judged(clock, {"aten::add": 2.0**-10}, many, machine(dispatch_s=2.0**-11))
-    assert (found.bound, found.share_of_limit) == ("launch", 1.0)
-    fused = next(gain for gain in found.gains if gain.fix == Fix("fuse_operators"))
+    verdict = judged(clock, {"aten::add": 2.0**-10}, many, machine(dispatch_s=2.0**-11))
+    assert (verdict.bound, verdict.share_of_limit) == ("launch", 1.0)
+    fused = next(gain for gain in verdict.gains if gain.fix == Fix("fuse_operators"))
     assert fused.at_most == pytest.approx(128)  # from 64 slow operators to the least time of one
 
 
@@ -113,9 +113,9 @@ def compute_bound(clock, share=0.8, **options):
 
 @pytest.mark.parametrize(("input_s", "bound"), [(FORWARD_S, "input"), (0.99 * FORWARD_S, "compute")])
 def test_an_input_as_slow_as_the_forward_is_the_bound(clock, input_s, bound):
-    found = compute_bound(clock, 1.0, make_input=lambda: clock.advance(input_s))
-    assert found.bound == bound
-    ahead = next(gain for gain in found.gains if gain.fix == Fix("overlap_input"))
+    verdict = compute_bound(clock, 1.0, make_input=lambda: clock.advance(input_s))
+    assert verdict.bound == bound
+    ahead = next(gain for gain in verdict.gains if gain.fix == Fix("overlap_input"))
     assert ahead.at_most == pytest.approx((FORWARD_S + input_s) / FORWARD_S)
 
 
@@ -128,9 +128,9 @@ def test_half_the_threads_confirm_compute_or_leave_it_open(
 ):
     threads.number = 2
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.85 * FORWARD_S))
-    found = judged(clock, {"aten::mm": (1 + shared) * FORWARD_S}, product, ceilings, shared=shared)
-    assert (found.bound, found.confirmation, found.confidence) == (bound, confirmation, confidence)
-    assert (found.settled, threads.number) == (settled, 2)
+    verdict = judged(clock, {"aten::mm": (1 + shared) * FORWARD_S}, product, ceilings, shared=shared)
+    assert (verdict.bound, verdict.confirmation, verdict.confidence) == (bound, confirmation, confidence)
+    assert (verdict.settled, threads.number) == (settled, 2)
 
 
 def test_a_slow_host_does_not_mind_fewer_threads(clock, threads):
@@ -139,33 +139,35 @@ def test_a_slow_host_does_not_mind_fewer_threads(clock, threads):
         clock.advance(FORWARD_S)
 
     threads.number = 4
-    found = judged(clock, {}, slow_host, machine())
-    assert (found.bound, found.confirmation, found.confidence) == ("launch", "confirmed", "high")
+    verdict = judged(clock, {}, slow_host, machine())
+    assert (verdict.bound, verdict.confirmation, verdict.confidence) == ("launch", "confirmed", "high")
 
 
 @pytest.mark.parametrize(("others", "confidence"), [(0.0, "high"), (1.0, "medium")])
 def test_what_else_used_the_machine_is_a_doubt_and_lowers_the_confidence(clock, threads, others, confidence):
     threads.number = 2
     ceilings = machine(flops_per_s=PRODUCT_FLOPS / (0.8 * FORWARD_S))
-    found = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings, watch=FakeWatch(lambda window: others))
-    assert found.confidence == confidence
-    assert found.doubts == ((Doubt("disturbed", "other processes used 1.0 of 2 cores"),) if others else ())
+    verdict = judged(clock, {"aten::mm": 2 * FORWARD_S}, product, ceilings, watch=FakeWatch(lambda window: others))
+    assert verdict.confidence == confidence
+    assert verdict.doubts == ((Doubt("disturbed", "other processes used 1.0 of 2 cores"),) if others else ())
 
 
 def test_a_dtype_without_ceilings_is_inconclusive_and_work_that_cannot_be_counted_refused(clock):
     with OperatorsTake(clock, {"aten::mm": FORWARD_S}):
         watch: Any = FakeWatch()
-        found = bottleneck(Call(product), Machine(machine(), "float16"), Bench(Timer(clock), watch=watch, replay_s=0.0))
-    assert (found.bound, found.share_of_limit) == ("inconclusive", None)
-    assert [doubt.kind for doubt in found.doubts] == ["ceilings"]
+        verdict = bottleneck(
+            Call(product), Machine(machine(), "float16"), Bench(Timer(clock), watch=watch, replay_s=0.0)
+        )
+    assert (verdict.bound, verdict.share_of_limit) == ("inconclusive", None)
+    assert [doubt.kind for doubt in verdict.doubts] == ["ceilings"]
     with pytest.raises(ValueError, match=r"FLOPs of aten::_fft_\w+ are not known"):
         judged(clock, {"aten::_fft_r2c": FORWARD_S}, lambda: torch.fft.rfft(LEFT), machine())
 
 
 def test_fixes_of_the_caller_stand_among_the_gains(clock):
     own = Fix("other", {"words": "use half the layers"})
-    found = compute_bound(clock, known=Evidence(gains=[Gain(own, 2.0, "arithmetic")]))
-    assert [gain.fix for gain in found.gains] == [own, Fix("better_kernels")]
+    verdict = compute_bound(clock, known=Evidence(gains=[Gain(own, 2.0, "arithmetic")]))
+    assert [gain.fix for gain in verdict.gains] == [own, Fix("better_kernels")]
 
 
 @pytest.fixture
@@ -201,13 +203,13 @@ def test_a_device_is_held_against_its_own_time_and_a_graph(device, monkeypatch, 
 
     monkeypatch.setattr(module, "graph_replay", replayed)
     host_s, device_s = times_s
-    found = judged_on(device, work, PRODUCT_FLOPS / (0.8 * device_s))
-    assert (found.bound, found.confirmation) == (bound, confirmation)
-    isolated_ms, device_ms, host_ms = (1e3 * each for each in (host_s + device_s, device_s, host_s))
+    verdict = judged_on(device, work, PRODUCT_FLOPS / (0.8 * device_s))
+    assert (verdict.bound, verdict.confirmation) == (bound, confirmation)
+    isolated_ms, device_ms, host_ms = (1e3 * seconds for seconds in (host_s + device_s, device_s, host_s))
     expected = f"the device computes for {device_ms:.2f} of {isolated_ms:.2f} ms; the host issues for {host_ms:.2f} ms"
-    assert expected in found.evidence
+    assert expected in verdict.evidence
     if bound == "compute":
-        assert found.share_of_limit == pytest.approx(0.8)
+        assert verdict.share_of_limit == pytest.approx(0.8)
 
 
 def test_without_a_time_of_the_device_the_isolated_time_is_held_against_the_limits(device, monkeypatch):
@@ -217,9 +219,9 @@ def test_without_a_time_of_the_device_the_isolated_time_is_held_against_the_limi
 
     monkeypatch.setattr(module, "graph_replay", lambda *_: Candidate(Fix("issue_at_once"), lambda: None))
     monkeypatch.setattr(device, "hold", lambda seconds: None)  # so that the device reaches the call too early
-    found = judged_on(device, work, PRODUCT_FLOPS / 0.8 / (2.0**-12 + 2.0**-5))
-    assert (found.bound, found.share_of_limit) == ("compute", pytest.approx(0.8))
-    assert not any("the device computes" in line for line in found.evidence)
+    verdict = judged_on(device, work, PRODUCT_FLOPS / 0.8 / (2.0**-12 + 2.0**-5))
+    assert (verdict.bound, verdict.share_of_limit) == ("compute", pytest.approx(0.8))
+    assert not any("the device computes" in line for line in verdict.evidence)
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
@@ -236,8 +238,8 @@ def test_the_device_s_time_is_that_of_the_call_that_does_not_wait_for_it(device,
         device.issue(2.0**-12, 2.0**-5)
 
     monkeypatch.setattr(module, "graph_replay", lambda *_: Candidate(Fix("issue_at_once"), lambda: None))
-    found = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5, bare=bare)
-    assert any("the device computes for 31.25" in line for line in found.evidence) == is_taken
+    verdict = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5, bare=bare)
+    assert any("the device computes for 31.25" in line for line in verdict.evidence) == is_taken
 
 
 def test_what_a_capture_left_in_the_process_is_a_doubt(device, monkeypatch):
@@ -247,24 +249,24 @@ def test_what_a_capture_left_in_the_process_is_a_doubt(device, monkeypatch):
 
     monkeypatch.setattr(module, "graph_replay", lambda *_: Candidate(Fix("issue_at_once"), lambda: None))
     monkeypatch.setattr(module, "DeviceTimer", partial(module.DeviceTimer, leftover="the stream still captures"))
-    found = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5)
-    assert Doubt("disturbed", "the stream still captures") in found.doubts
+    verdict = judged_on(device, work, PRODUCT_FLOPS / 2.0**-5)
+    assert Doubt("disturbed", "the stream still captures") in verdict.doubts
 
 
 def test_loads_are_the_mean_over_forwards():
     short, long = count(lambda: (product(), product())), count(lambda: (product(), addition()))
-    by_name = {each.name: each for each in loads([short, long])}
+    by_name = {load.name: load for load in loads([short, long])}
     assert (by_name["aten::mm"].calls, by_name["aten::mm"].flops) == (1.5, 1.5 * PRODUCT_FLOPS)
     assert (by_name["aten::add"].calls, by_name["aten::add"].flops) == (0.5, 0.0)
     add = by_name["aten::add"]
     assert (add.weight_bytes, add.other_bytes, add.new_bytes) == (1024.0, 512.0, 512.0)  # half of both operands
-    assert {each.seconds for each in by_name.values()} == {None}
+    assert {load.seconds for load in by_name.values()} == {None}
 
 
 def test_operators_of_other_shapes_are_loads_of_their_own():
     narrow = torch.ones(2, 16)
-    found = loads([count(lambda: (product(), torch.mm(narrow, RIGHT)))])
-    assert [(each.name, each.flops) for each in found] == [("aten::mm", 2.0 * 16**3), ("aten::mm", 2.0 * 2 * 256)]
+    operators = loads([count(lambda: (product(), torch.mm(narrow, RIGHT)))])
+    assert [(load.name, load.flops) for load in operators] == [("aten::mm", 2.0 * 16**3), ("aten::mm", 2.0 * 2 * 256)]
 
 
 def test_on_the_host_the_quickest_of_several_counts_stands(clock):

@@ -43,8 +43,8 @@ FACTS = Facts(
 def test_card_says_it_all_in_the_order_in_which_it_is_asked():
     assert lines(FACTS) == [
         "quickstart on Intel Xeon (2 cores) · float32 · batch 8 × 154 tokens · 14.6 ms",
-        "Limited by  padding: 61 % of the arithmetic is for padding tokens [confirmed: no padding gave 2.6×]",
-        "            then operators slow at these shapes: 24 % of the time, even when run alone",
+        "Limited by  padding: 61 % of the FLOPs are for padding tokens [confirmed: no padding gave 2.6×]",
+        "            then kernels below peak: 24 % of the time, even when run alone",
         "Tried here  no padding 2.6× [2.5, 2.7] · bfloat16 1.6× [1.5, 1.7], 99.4 % same labels · 1 of 2",
         "            threads 0.55× [0.53, 0.57], do not · the batch doubled: no change [0.97, 1.05]",
         "Next        batch by length, in bfloat16: predicted 4.1× [3.6, 4.6]",
@@ -80,7 +80,7 @@ def test_a_small_loss_with_fewer_threads_says_which_loss_would_have_spoken_again
     alone = replace(VERDICT, limited_by=(Cause("host", 0.7, confirmed_by=threads.fix),),
                     trials=(replace(threads, measured=Interval(0.78, 0.76, 0.8)),))  # fmt: skip
     said = " ".join(" ".join(lines(replace(FACTS, verdict=alone))).split())
-    assert "[confirmed: 1 of 2 threads gave 0.78×, where arithmetic would give 0.50×]" in said
+    assert "[confirmed: 1 of 2 threads gave 0.78×, where compute-bound work would give 0.50×]" in said
 
 
 def test_what_is_not_known_has_no_line():
@@ -96,5 +96,5 @@ def test_what_is_not_known_has_no_line():
 def test_second_cause_that_hardly_counts_is_not_named():
     small = replace(VERDICT, limited_by=(Cause("host", 0.7), Cause("memory", 0.05)))
     card = lines(replace(FACTS, verdict=small))
-    assert card[1] == "Limited by  Python and dispatch between the operators: 70 % of the time"
+    assert card[1] == "Limited by  dispatch overhead: Python and the dispatcher between operators take 70 % of the time"
     assert not any("memory" in line for line in card)

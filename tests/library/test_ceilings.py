@@ -221,7 +221,7 @@ def test_a_slow_machine_leaves_out_the_settings_that_are_not_in_use_and_names_th
     machine.flops_per_s = {torch.float32: 2.0**24}
     machine_limits = limits(machine, dtypes=("float32",), budget_s=1.0)
     assert [ceiling.precision for ceiling in machine_limits.compute] == ["highest"]
-    assert machine_limits.cut[-2:] == ("float32 matmuls at precision 'medium'", "float32 matmuls at precision 'high'")
+    assert machine_limits.cut[-2:] == ("float32 matmul at precision 'medium'", "float32 matmul at precision 'high'")
 
 
 def test_ceilings_of_an_earlier_version_are_read():

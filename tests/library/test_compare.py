@@ -20,27 +20,27 @@ def scaled(rounds: list[float], factor: float) -> list[float]:
 
 
 def verdicts(contrasts: list[Contrast], minimum_effect: float = 0.02) -> list[str]:
-    return [found.verdict for found in judge(contrasts, minimum_effect)]
+    return [comparison.verdict for comparison in judge(contrasts, minimum_effect)]
 
 
 def test_interval_is_welchs_on_the_logarithms_with_a_widened_error():
     a, b = [1.0, 1.1, 0.9, 1.05, 1.0], [1.2, 1.3, 1.1, 1.25, 1.22, 1.18, 1.3]
-    found = independent(a, b)
+    contrast = independent(a, b)
     expected = reference.ttest_ind(np.log(b), np.log(a), equal_var=False)
     low, high = expected.confidence_interval(0.95)
-    assert found.freedom == pytest.approx(expected.df, rel=1e-12)
-    assert found.log_ratio == pytest.approx((low + high) / 2, rel=1e-12)
-    assert found.reach == pytest.approx(WIDENING * (high - low) / 2, rel=1e-12)
-    assert found.p == pytest.approx(2 * reference.t.sf(expected.statistic / WIDENING, expected.df), rel=1e-9)
+    assert contrast.freedom == pytest.approx(expected.df, rel=1e-12)
+    assert contrast.log_ratio == pytest.approx((low + high) / 2, rel=1e-12)
+    assert contrast.reach == pytest.approx(WIDENING * (high - low) / 2, rel=1e-12)
+    assert contrast.p == pytest.approx(2 * reference.t.sf(expected.statistic / WIDENING, expected.df), rel=1e-9)
 
 
 def test_paired_interval_is_that_of_the_ratios():
     a, b = [1.0, 2.0, 4.0, 8.0], [1.1, 2.0, 4.5, 8.1]
-    found = paired(a, b)
+    contrast = paired(a, b)
     logs = np.log(np.divide(b, a))
     low, high = reference.t.interval(0.95, 3, loc=logs.mean(), scale=WIDENING * reference.sem(logs))
-    assert (found.log_ratio, found.freedom) == (pytest.approx(logs.mean(), rel=1e-12), 3)
-    assert found.reach == pytest.approx((high - low) / 2, rel=1e-9)
+    assert (contrast.log_ratio, contrast.freedom) == (pytest.approx(logs.mean(), rel=1e-12), 3)
+    assert contrast.reach == pytest.approx((high - low) / 2, rel=1e-9)
 
 
 def test_pairs_need_the_same_parts():
@@ -77,14 +77,14 @@ def test_quiet_rounds_get_the_verdict_that_their_ratio_asks_for(factor, verdict)
 
 def test_a_difference_below_the_minimum_effect_is_never_slower():
     steady = [1.0, 1.0001, 0.9999, 1.0, 1.0]
-    found = judge([independent(steady, scaled(steady, 1.01))], 0.02)[0]
-    assert (found.p_adjusted < 1e-6, found.verdict) == (True, "same")
+    comparison = judge([independent(steady, scaled(steady, 1.01))], 0.02)[0]
+    assert (comparison.p_adjusted < 1e-6, comparison.verdict) == (True, "same")
 
 
 def test_a_large_ratio_of_loud_rounds_is_ambiguous():
-    found = judge([independent(LOUD, scaled(LOUD, 1.1))], 0.02)[0]
-    assert found.verdict == "ambiguous"
-    assert found.low is not None and found.high is not None and found.low < 1 < 1.1 < found.high
+    comparison = judge([independent(LOUD, scaled(LOUD, 1.1))], 0.02)[0]
+    assert comparison.verdict == "ambiguous"
+    assert comparison.low is not None and comparison.high is not None and comparison.low < 1 < 1.1 < comparison.high
 
 
 def test_b_against_a_is_the_mirror_image_of_a_against_b():
@@ -104,10 +104,19 @@ def test_steady_rounds_without_any_spread_are_judged():
 
 
 def test_one_round_gives_a_ratio_and_no_verdict():
-    found = judge([independent([1.0], [2.0] * 5), independent(QUIET, scaled(QUIET, 1.08))], 0.02)
-    assert (found[0].ratio, found[0].low, found[0].high, found[0].p_adjusted) == (2.0, None, None, None)
-    assert (found[0].verdict, found[0].more_rounds, found[0].reason is None) == ("ambiguous", None, False)
-    assert found[1].verdict == "slower"  # and is the only test of its family
+    comparison = judge([independent([1.0], [2.0] * 5), independent(QUIET, scaled(QUIET, 1.08))], 0.02)
+    assert (comparison[0].ratio, comparison[0].low, comparison[0].high, comparison[0].p_adjusted) == (
+        2.0,
+        None,
+        None,
+        None,
+    )
+    assert (comparison[0].verdict, comparison[0].more_rounds, comparison[0].reason is None) == (
+        "ambiguous",
+        None,
+        False,
+    )
+    assert comparison[1].verdict == "slower"  # and is the only test of its family
 
 
 def test_holm_multiplies_by_the_hypotheses_left_and_never_falls():
@@ -141,35 +150,35 @@ def settles(a: list[float], b: list[float], more: int, minimum_effect: float) ->
 )
 def test_an_ambiguous_row_is_settled_by_the_rounds_it_asks_for_and_by_no_fewer(factor, minimum_effect, verdict):
     other = scaled([1.0, 1.08, 0.94, 1.05, 0.95], factor)
-    found = judge([independent(LOUD, other)], minimum_effect)[0]
-    assert (found.verdict, found.reason) == ("ambiguous", None)
-    assert found.more_rounds is not None and found.more_rounds > 1
-    assert settles(LOUD, other, found.more_rounds, minimum_effect) == verdict
-    assert settles(LOUD, other, found.more_rounds - 1, minimum_effect) == "ambiguous"
+    comparison = judge([independent(LOUD, other)], minimum_effect)[0]
+    assert (comparison.verdict, comparison.reason) == ("ambiguous", None)
+    assert comparison.more_rounds is not None and comparison.more_rounds > 1
+    assert settles(LOUD, other, comparison.more_rounds, minimum_effect) == verdict
+    assert settles(LOUD, other, comparison.more_rounds - 1, minimum_effect) == "ambiguous"
 
 
 def test_a_ratio_at_the_minimum_effect_says_that_rounds_do_not_help():
-    found = judge([independent(QUIET, scaled(QUIET, 1.01999))], 0.02)[0]
-    assert (found.verdict, found.more_rounds) == ("ambiguous", None)
-    assert found.reason is not None and "200 more rounds would not settle it" in found.reason
+    comparison = judge([independent(QUIET, scaled(QUIET, 1.01999))], 0.02)[0]
+    assert (comparison.verdict, comparison.more_rounds) == ("ambiguous", None)
+    assert comparison.reason is not None and "200 more rounds would not settle it" in comparison.reason
 
 
 def test_paired_parts_ask_for_no_rounds():
-    found = judge([paired(LOUD, [1.1, 1.1, 1.1, 1.1, 0.8])], 0.02)[0]
-    assert (found.verdict, found.more_rounds) == ("ambiguous", None)
-    assert found.reason is not None and "the parts that both have" in found.reason
+    comparison = judge([paired(LOUD, [1.1, 1.1, 1.1, 1.1, 0.8])], 0.02)[0]
+    assert (comparison.verdict, comparison.more_rounds) == ("ambiguous", None)
+    assert comparison.reason is not None and "the parts that both have" in comparison.reason
 
 
 def test_the_difference_of_paired_shares_agrees_with_the_published_example():
     """The approval ratings of Agresti, Categorical Data Analysis, 10.1: 794, 150, 86 and 570 of 1600 people."""
     a = [True] * 794 + [True] * 150 + [False] * 86 + [False] * 570
     b = [True] * 794 + [False] * 150 + [True] * 86 + [False] * 570
-    found = paired_shares(a, b)
-    assert (found.n, found.only_a, found.only_b) == (1600, 150, 86)
-    assert found.difference == pytest.approx(-0.04, rel=1e-12)
-    assert (found.share_a, found.share_b) == pytest.approx((944 / 1600, 880 / 1600), rel=1e-12)
+    shares = paired_shares(a, b)
+    assert (shares.n, shares.only_a, shares.only_b) == (1600, 150, 86)
+    assert shares.difference == pytest.approx(-0.04, rel=1e-12)
+    assert (shares.share_a, shares.share_b) == pytest.approx((944 / 1600, 880 / 1600), rel=1e-12)
     # -0.04 +- 1.96 x 0.0095 by Wald; half a trial in each of so full cells changes the fourth digit
-    assert (found.low, found.high) == pytest.approx((-0.0586, -0.0214), abs=2e-4)
+    assert (shares.low, shares.high) == pytest.approx((-0.0586, -0.0214), abs=2e-4)
 
 
 def test_equal_predictions_leave_the_difference_to_the_number_of_rows():
@@ -192,8 +201,8 @@ def test_the_interval_of_paired_shares_covers_the_difference(n, only_a, only_b):
     truth, covered = only_b - only_a, 0
     for lost, won, _ in counts:
         both = np.arange(n)
-        found = paired_shares(both >= won, (both < won) | (both >= won + lost))
-        covered += found.low <= truth <= found.high
+        shares = paired_shares(both >= won, (both < won) | (both >= won + lost))
+        covered += shares.low <= truth <= shares.high
     assert 0.93 <= covered / len(counts) <= 0.985  # few discordant rows: conservative, as published
 
 
@@ -205,38 +214,38 @@ def run_of(rng: np.random.Generator, sigma: float, factor: float = 1.0) -> dict[
     """Return the rounds of a whole sweep with the stop rule of a CPU; each round varies by `sigma`."""
     noise = {size: iter(factor * np.exp(rng.normal(0, sigma, CPU_RULE.most_rounds))) for size in SIZES}
     outcomes = sweep(SIZES, lambda size, number: Outcome(size, number, "ok", 0.4, float(next(noise[size]))), CPU_RULE)
-    return {size: [each.value for each in outcomes if each.point == size and each.value] for size in SIZES}
+    return {size: [outcome.value for outcome in outcomes if outcome.point == size and outcome.value] for size in SIZES}
 
 
 def tables(sigma: float, factor: float, count: int, minimum_effect: float) -> list[list[str]]:
     rng = np.random.default_rng(20260822)
-    found = []
+    rows = []
     for _ in range(count):
         a, b = run_of(rng, sigma), run_of(rng, sigma, factor)
-        found.append(verdicts([independent(a[size], b[size]) for size in SIZES], minimum_effect))
-    return found
+        rows.append(verdicts([independent(a[size], b[size]) for size in SIZES], minimum_effect))
+    return rows
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.02])
 def test_a_difference_of_5_percent_is_found_in_nine_of_ten_rows(sigma):
     """What a sweep delivers that stops at 3 %: with rounds that vary by 2 %, 7 of them and half-widths around 2 %."""
-    found = [verdict for table in tables(sigma, 1.05, 150, 0.02) for verdict in table]
-    assert found.count("slower") / len(found) >= 0.90
-    assert found.count("faster") == found.count("same") == 0
+    rows = [verdict for table in tables(sigma, 1.05, 150, 0.02) for verdict in table]
+    assert rows.count("slower") / len(rows) >= 0.90
+    assert rows.count("faster") == rows.count("same") == 0
 
 
 @pytest.mark.parametrize("sigma", [0.03, 0.04])
 def test_a_difference_of_5_percent_is_found_in_nine_of_ten_comparisons_of_noisier_rounds(sigma):
     """With rounds that vary by 4 % a sweep often ends at its 15 rounds; single rows are found in 7 of 10."""
-    found = tables(sigma, 1.05, 150, 0.02)
-    assert sum("slower" in table for table in found) / len(found) >= 0.90
-    assert not any("faster" in table or "same" in table for table in found)
+    judged_tables = tables(sigma, 1.05, 150, 0.02)
+    assert sum("slower" in table for table in judged_tables) / len(judged_tables) >= 0.90
+    assert not any("faster" in table or "same" in table for table in judged_tables)
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.03, 0.06])
 def test_no_difference_is_called_slower_in_at_most_one_of_twenty_tables(sigma):
-    found = tables(sigma, 1.0, 150, 0.02)
-    assert sum("slower" in table for table in found) / len(found) <= 0.05
+    judged_tables = tables(sigma, 1.0, 150, 0.02)
+    assert sum("slower" in table for table in judged_tables) / len(judged_tables) <= 0.05
 
 
 @pytest.mark.parametrize("spread", [0.005, 0.01, 0.03])
@@ -246,7 +255,7 @@ def test_two_runs_of_the_same_work_are_the_same_in_nine_of_ten_after_the_rounds_
 
     def share(rounds: int) -> float:
         tables = [independent(*np.exp(rng.normal(0, spread, (2, rounds)))) for _ in range(600)]
-        return sum(judge([each], 0.03)[0].verdict == "same" for each in tables) / len(tables)
+        return sum(judge([table], 0.03)[0].verdict == "same" for table in tables) / len(tables)
 
     assert share(needed) >= 0.88
     assert needed == 2 or share(needed - 1) < 0.93
@@ -257,9 +266,9 @@ def test_two_runs_of_the_same_work_are_the_same_in_nine_of_ten_after_the_rounds_
 def test_a_run_that_changed_its_speed_on_the_way_is_rarely_called_slower(monkeypatch, counted, least, most):
     """Shared hosts do: forwards took 1.2 to 1.35 times as long for a fifth of a sweep. The second case is why."""
     monkeypatch.setattr(compare, "independent_rounds", counted)
-    rng, found = np.random.default_rng(1), 0
+    rng, called_slower = np.random.default_rng(1), 0
     for _ in range(300):
         logs = rng.normal(0, 0.02, (2, 20))
         logs[1, : rng.integers(5, 16)] += 0.22
-        found += verdicts([independent(*np.exp(logs))], 0.03) == ["slower"]
-    assert least <= found / 300 <= most
+        called_slower += verdicts([independent(*np.exp(logs))], 0.03) == ["slower"]
+    assert least <= called_slower / 300 <= most

@@ -28,16 +28,16 @@ class Named(nn.Module):
 def test_explains_a_module_and_leaves_it_as_it_was():
     model = Named().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = boundby.explain(model, {"ids": torch.randn(8, 64), "scale": 2.0}, name="<b>mine</b>", seconds=SECONDS)
+    explanation = boundby.explain(model, {"ids": torch.randn(8, 64), "scale": 2.0}, name="<b>mine</b>", seconds=SECONDS)
     assert model.training and model.modes == {False}
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    lines = str(found).splitlines()
+    lines = str(explanation).splitlines()
     assert lines[0].startswith("<b>mine</b> on ") and "· float32 · batch 8 × 64" in lines[0]
-    assert len(lines) <= MOST_LINES and repr(found) == str(found)
-    shown = found._repr_html_()
+    assert len(lines) <= MOST_LINES and repr(explanation) == str(explanation)
+    shown = explanation._repr_html_()
     assert "&lt;b&gt;mine" in shown and "<b>mine" not in shown
-    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert document["card"] == lines and document["verdict"]["bound"] == found.verdict.bound
+    document = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
+    assert document["card"] == lines and document["verdict"]["bound"] == explanation.verdict.bound
 
 
 def test_explains_a_training_step_with_its_gradients():
@@ -50,17 +50,17 @@ def test_explains_a_training_step_with_its_gradients():
         model(inputs).square().sum().backward()
         optimizer.step()
 
-    found = boundby.explain(training_step, seconds=SECONDS)
-    assert str(found).startswith("training_step on ") and found.verdict.bound != "inconclusive"
+    explanation = boundby.explain(training_step, seconds=SECONDS)
+    assert str(explanation).startswith("training_step on ") and explanation.verdict.bound != "inconclusive"
     assert not torch.equal(model.weight, before)
 
 
 @pytest.mark.parametrize(
-    ("model", "batch", "told"),
+    ("model", "batch", "message"),
     [(nn.Linear(2, 2), None, "got Linear and no batch"), (len, torch.ones(2), "got builtin_function_or_method and Te")],
 )
-def test_refuses_a_module_without_inputs_and_inputs_without_a_module(model, batch, told):
-    with pytest.raises(TypeError, match=told):
+def test_refuses_a_module_without_inputs_and_inputs_without_a_module(model, batch, message):
+    with pytest.raises(TypeError, match=message):
         boundby.explain(model, batch)
 
 
@@ -72,9 +72,9 @@ def test_what_the_model_raises_comes_through_and_its_mode_comes_back():
 
 
 def test_importing_the_package_loads_no_torch():
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", "import boundby, sys; print('torch' in sys.modules, hasattr(boundby, 'nothing'))"],
         capture_output=True,
         text=True,
     )
-    assert told.stdout.split() == ["False", "False"]
+    assert printed.stdout.split() == ["False", "False"]

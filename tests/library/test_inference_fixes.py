@@ -83,7 +83,7 @@ def test_labels_under_coarser_products_are_those_of_the_setting(monkeypatch):
     monkeypatch.setattr(
         fixes, "forward", lambda *given: (seen.append(torch.get_float32_matmul_precision()), forward(*given))[1]
     )
-    fixes.with_coarser_products(of, "medium", 4.0).make().same_labels()
+    fixes.with_reduced_precision_matmul(of, "medium", 4.0).make().same_labels()
     assert seen == [before, before, "medium", "medium"]  # two batches of four texts, with either
 
 

@@ -35,13 +35,13 @@ REPLAY = Replay(
 
 
 def seconds(replay: Replay, measured_s: float | None = None) -> dict[str, float]:
-    return {owner.kind: owner.seconds for owner in split(replay, LIMITS, measured_s).owners}
+    return {part.kind: part.seconds for part in split(replay, LIMITS, measured_s).breakdown}
 
 
 def test_the_owners_add_up_to_the_measured_time():
-    expected = {"compute": 2.0, "memory": 1.0, "kernels": 2.5, "around": 4.0, "host": 6.5, "remainder": 0.0}
+    expected = {"compute": 2.0, "memory": 1.0, "kernels": 2.5, "around": 4.0, "host": 6.5, "unexplained": 0.0}
     assert seconds(REPLAY) == expected
-    assert seconds(REPLAY, measured_s=15.0) == expected | {"remainder": -1.0}
+    assert seconds(REPLAY, measured_s=15.0) == expected | {"unexplained": -1.0}
     assert sum(seconds(REPLAY, measured_s=15.0).values()) == 15.0
 
 
@@ -55,26 +55,26 @@ def test_a_part_that_comes_out_negative_keeps_its_sign():
 
 def test_what_was_not_replayed_alone_counts_as_in_the_model():
     cut = Cut("budget", ("aten::mm",), 8.5, "the seconds were used up")
-    found = split(replace(REPLAY, operators=(replace(PRODUCT, hot_s=None), ADDITION), cut=(cut,)), LIMITS)
-    assert (found["kernels"].seconds, found["around"].seconds, found.cut) == (6.5, 0.0, (cut,))
+    parts = split(replace(REPLAY, operators=(replace(PRODUCT, hot_s=None), ADDITION), cut=(cut,)), LIMITS)
+    assert (parts["kernels"].seconds, parts["around"].seconds, parts.cut) == (6.5, 0.0, (cut,))
 
 
 def test_padding_is_a_share_of_each_owner():
-    found = split(REPLAY, LIMITS)
-    shares = {owner.kind: owner.padding_share for owner in found.owners}
+    parts = split(REPLAY, LIMITS)
+    shares = {part.kind: part.padding_share for part in parts.breakdown}
     assert shares["compute"] == 0.5 and shares["memory"] == 0.25 and shares["host"] == 0.0
     assert shares["kernels"] == pytest.approx((2.0 * 0.5 + 0.5 * 0.25) / 2.5)
-    assert shares["remainder"] is None
-    parts = [owner.seconds * (owner.padding_share or 0.0) for owner in found.owners]
-    assert found.padding_share == pytest.approx(sum(parts) / 16.0)
+    assert shares["unexplained"] is None
+    padded = [part.seconds * (part.padding_share or 0.0) for part in parts.breakdown]
+    assert parts.padding_share == pytest.approx(sum(padded) / 16.0)
     unknown = replace(REPLAY, operators=(replace(PRODUCT, padding_share=None), ADDITION), padding=Missing("no lengths"))
     assert split(unknown, LIMITS)["host"].padding_share is split(unknown, LIMITS)["compute"].padding_share is None
 
 
 def test_the_speed_of_products_and_the_largest_owner_are_named():
-    found = split(REPLAY, LIMITS)
-    assert found.products is not None and (found.products.alone, found.products.in_model) == (0.5, 0.25)
-    assert found.largest.kind == "host" and found.share("host") == 6.5 / 16
+    parts = split(REPLAY, LIMITS)
+    assert parts.matmul is not None and (parts.matmul.alone, parts.matmul.in_model) == (0.5, 0.25)
+    assert parts.largest.kind == "host" and parts.share("host") == 6.5 / 16
 
 
 BF16 = Fix("dtype", {"dtype": "bfloat16"})
@@ -88,8 +88,8 @@ def limits_under(fix: Fix) -> Limits | None:
 
 def gains(replay=REPLAY, **known) -> dict[str, Gain]:
     rounds = replace(replay, rounds=known.pop("rounds", 5))
-    found = predictions(rounds, split(replay, LIMITS), limits_under, Batches(**known))
-    return {gain.fix.kind: gain for gain in found}
+    predicted = predictions(rounds, split(replay, LIMITS), limits_under, Batches(**known))
+    return {gain.fix.kind: gain for gain in predicted}
 
 
 def under(fix: Fix, ratio: Interval | Missing):
@@ -97,12 +97,12 @@ def under(fix: Fix, ratio: Interval | Missing):
 
 
 def test_operators_take_their_time_under_the_fix_and_python_stays():
-    found = gains(under(BF16, Interval(0.25, 0.2, 0.3)))["dtype"]
-    assert found.predicted is not None
-    assert found.predicted.value == pytest.approx(16 / (11 * 0.25 + 5))
-    assert found.predicted.low < 16 / (11 * 0.3 + 5) and found.predicted.high > 16 / (11 * 0.2 + 5)
+    gain = gains(under(BF16, Interval(0.25, 0.2, 0.3)))["dtype"]
+    assert gain.predicted is not None
+    assert gain.predicted.value == pytest.approx(16 / (11 * 0.25 + 5))
+    assert gain.predicted.low < 16 / (11 * 0.3 + 5) and gain.predicted.high > 16 / (11 * 0.2 + 5)
     # the limits in bfloat16: a quarter of the arithmetic, half of the bytes; and four calls that must be issued
-    assert found.at_most == pytest.approx(16 / (2 / 4 + 1 / 2 + 4 * 2**-6))
+    assert gain.at_most == pytest.approx(16 / (2 / 4 + 1 / 2 + 4 * 2**-6))
 
 
 def test_few_rounds_make_a_wide_prediction():
@@ -118,16 +118,16 @@ def test_a_fix_without_limits_or_without_a_replay_is_not_predicted():
 
 
 def test_a_prediction_never_passes_its_bound():
-    found = gains(under(BF16, Interval.exact(1e-9)), lengths=[1, 1], input_s=4.0)
-    for gain in (gain for gain in found.values() if gain.predicted):
+    bounded = gains(under(BF16, Interval.exact(1e-9)), lengths=[1, 1], input_s=4.0)
+    for gain in (gain for gain in bounded.values() if gain.predicted):
         assert gain.predicted.low <= gain.predicted.value <= gain.predicted.high
         assert gain.predicted.high <= gain.at_most
 
 
 def test_an_operator_that_beats_the_limits_sets_the_bound():
     operators = (replace(REPLAY.operators[0], hot_s=1.5), REPLAY.operators[1])  # 1 s of kernels, where limits ask 2
-    found = gains(replace(under(COARSE, Interval.exact(1.0)), operators=operators))["matmul_precision"]
-    assert found.at_most == pytest.approx(16 / (1 + 1 + 4 * 2**-6))
+    gain = gains(replace(under(COARSE, Interval.exact(1.0)), operators=operators))["matmul_precision"]
+    assert gain.at_most == pytest.approx(16 / (1 + 1 + 4 * 2**-6))
 
 
 ATTENTION = replace(REPLAY.operators[0], load=replace(REPLAY.operators[0].load, name="aten::attention"))
@@ -137,21 +137,21 @@ ATTENTION = replace(REPLAY.operators[0], load=replace(REPLAY.operators[0].load, 
 def test_without_padding_is_left_the_shorter_forward_and_the_attention_of_each_length(on_host, calls):
     shapes = (ShapeTime(2, 4, 8.0), ShapeTime(2, 8, 16.0))
     replay = replace(REPLAY, operators=(ATTENTION, REPLAY.operators[1]), shapes=shapes, on_host=on_host)
-    found = gains(replay, lengths=[8, 4])["remove_padding"]
+    gain = gains(replay, lengths=[8, 4])["remove_padding"]
     squares = (0.5 * (1 + 0.5**2) - 0.75**2) * (8.5 - 2 * 0.25)  # the mean square is more than the square of the mean
-    assert found.predicted is not None
-    assert found.predicted.value == pytest.approx(16 / (12 + squares + calls * GROUP_DISPATCHES * 0.25))
-    assert found.at_most == pytest.approx(16 / (2 * 0.5 + 1 * 0.75 + on_host * 4 * 2**-6))
+    assert gain.predicted is not None
+    assert gain.predicted.value == pytest.approx(16 / (12 + squares + calls * GROUP_DISPATCHES * 0.25))
+    assert gain.at_most == pytest.approx(16 / (2 * 0.5 + 1 * 0.75 + on_host * 4 * 2**-6))
 
 
 def test_without_times_of_shorter_forwards_its_padding_is_left_out_of_the_time():
-    found, share = gains(lengths=[8, 4])["remove_padding"], split(REPLAY, LIMITS).padding_share
-    assert share is not None and found.predicted is not None and found.predicted.value == pytest.approx(1 / (1 - share))
+    gain, share = gains(lengths=[8, 4])["remove_padding"], split(REPLAY, LIMITS).padding_share
+    assert share is not None and gain.predicted is not None and gain.predicted.value == pytest.approx(1 / (1 - share))
 
 
 def test_compiled_on_a_host_has_a_bound_and_no_prediction_that_nobody_calibrated():
-    found = gains()["fuse_operators"]
-    assert found.predicted is None and found.at_most == pytest.approx(16 / 2)
+    gain = gains()["fuse_operators"]
+    assert gain.predicted is None and gain.at_most == pytest.approx(16 / 2)
 
 
 def test_a_larger_batch_shares_what_no_token_adds_and_a_longer_one_pays_for_its_tokens():
@@ -182,5 +182,5 @@ def test_input_made_ahead_takes_a_core_from_the_forward_on_a_host():
 
 
 def test_a_graph_takes_the_device_s_own_time():
-    found = gains(replace(REPLAY, on_host=False))["issue_at_once"]
-    assert found.predicted is not None and found.predicted.value == 16 / 11
+    gain = gains(replace(REPLAY, on_host=False))["issue_at_once"]
+    assert gain.predicted is not None and gain.predicted.value == 16 / 11

@@ -71,11 +71,11 @@ def machine() -> Machine:
 
 def model(given: torch.Tensor, weights: tuple[torch.Tensor, ...], between_s: float = 0.0) -> Callable[[], torch.Tensor]:
     def forward() -> torch.Tensor:
-        found = given
+        hidden = given
         for weight in weights:
             MACHINE.clock.advance(between_s)
-            found = work(found, weight)
-        return found
+            hidden = work(hidden, weight)
+        return hidden
 
     return forward
 
@@ -84,37 +84,37 @@ WEIGHTS = (torch.ones(8), torch.ones(8))
 
 
 def replayed(forward, **options):
-    given = {name: options.pop(name) for name in ("watch", "queue", "told", "replay_s") if name in options}
+    given = {name: options.pop(name) for name in ("watch", "queue", "tell", "replay_s") if name in options}
     return replay(forward, Bench(Timer(MACHINE.clock), **{"watch": FakeWatch(), "trials_s": 0.0, **given}), **options)
 
 
 def test_a_forward_is_its_operators_and_what_is_between_them(machine):
     machine.cold_s = 2.0**-6
-    found = replayed(model(torch.ones(4, 8), WEIGHTS, between_s=2.0**-5))
-    [operator] = found.operators
-    assert operator.load.calls == found.calls == 2
+    measured = replayed(model(torch.ones(4, 8), WEIGHTS, between_s=2.0**-5))
+    [operator] = measured.operators
+    assert operator.load.calls == measured.calls == 2
     assert (operator.load.shapes, operator.load.flops) == (((4, 8), (8,)), 64)
     assert operator.hot_s == 2 * 4 * KERNEL_S  # the weights of one call, hot
-    assert found.in_order_s.value == operator.in_order_s == 2 * (4 * KERNEL_S + machine.cold_s)
-    assert found.forward_s.value == found.in_order_s.value + 2 * 2.0**-5
-    assert found.cut == () and found.on_host and found.rounds >= 3
+    assert measured.in_order_s.value == operator.in_order_s == 2 * (4 * KERNEL_S + machine.cold_s)
+    assert measured.forward_s.value == measured.in_order_s.value + 2 * 2.0**-5
+    assert measured.cut == () and measured.on_host and measured.rounds >= 3
 
 
 def test_settings_are_replayed_in_turns_with_what_is_in_use(machine):
     settings = [Setting(HALF, dtype=torch.bfloat16), Setting(THREADS, entered=machine.half_speed)]
     variants = replayed(model(torch.ones(4, 8), WEIGHTS), settings=settings).variants
-    found = {each.fix.kind: each.time_ratio for each in variants}
-    assert isinstance(found["dtype"], Interval) and found["dtype"].value == pytest.approx(0.5)
-    assert isinstance(found["threads"], Interval) and found["threads"].value == pytest.approx(2.0)
+    ratios = {variant.fix.kind: variant.time_ratio for variant in variants}
+    assert isinstance(ratios["dtype"], Interval) and ratios["dtype"].value == pytest.approx(0.5)
+    assert isinstance(ratios["threads"], Interval) and ratios["threads"].value == pytest.approx(2.0)
 
 
 def test_padding_is_the_work_that_shorter_texts_would_not_have(machine):
     def cut_to(tokens: int) -> Callable[[], torch.Tensor]:
         return model(torch.ones(tokens, 8), WEIGHTS)
 
-    found = replayed(cut_to(16), lengths=Lengths([16, 4], 16, cut_to))
-    assert found.operators[0].padding_share == pytest.approx(1 - 10 / 16)
-    assert [(shape.tokens, shape.seconds) for shape in found.shapes] == [
+    measured = replayed(cut_to(16), lengths=Lengths([16, 4], 16, cut_to))
+    assert measured.operators[0].padding_share == pytest.approx(1 - 10 / 16)
+    assert [(shape.tokens, shape.seconds) for shape in measured.shapes] == [
         (tokens, 2 * tokens * KERNEL_S)
         for tokens in (4, 8, 10, 16)  # 10 of each is what 16 and 4 come to
     ]
@@ -123,18 +123,18 @@ def test_padding_is_the_work_that_shorter_texts_would_not_have(machine):
 
 def test_what_the_budget_does_not_reach_is_named_with_its_time(machine):
     cheap, dear = torch.ones(1, 8), torch.ones(64, 8)
-    found = replayed(lambda: (work(cheap, WEIGHTS[0]), work(dear, WEIGHTS[1])), replay_s=4.5 * 65 * KERNEL_S)
-    assert found.rounds == 1
-    [cut] = found.cut
+    measured = replayed(lambda: (work(cheap, WEIGHTS[0]), work(dear, WEIGHTS[1])), replay_s=4.5 * 65 * KERNEL_S)
+    assert measured.rounds == 1
+    [cut] = measured.cut
     assert cut.kind == "budget" and cut.operators == ("boundby_tests::work",)
-    assert sum(operator.hot_s is None for operator in found.operators) >= 1
+    assert sum(operator.hot_s is None for operator in measured.operators) >= 1
 
 
 @pytest.mark.parametrize("budget_s", [20.0, 60.0])
 def test_replays_end_with_their_budget_and_tell_how_much_of_it_is_left(machine, budget_s):
     left: list[float] = []
-    found = replayed(model(torch.ones(4, 8), WEIGHTS), replay_s=budget_s, told=lambda _, left_s: left.append(left_s))
-    assert found.seconds <= budget_s and left == sorted(left, reverse=True) and left[-1] >= 0
+    measured = replayed(model(torch.ones(4, 8), WEIGHTS), replay_s=budget_s, tell=lambda _, left_s: left.append(left_s))
+    assert measured.seconds <= budget_s and left == sorted(left, reverse=True) and left[-1] >= 0
 
 
 def test_rounds_that_something_disturbed_do_not_count(machine):
@@ -166,9 +166,11 @@ class Queue:
 
 def test_on_a_device_operators_take_the_device_s_time_and_the_host_its_own(machine):
     machine.issue_s = 2.0**-7
-    found = replayed(model(torch.ones(4, 8), WEIGHTS), queue=Queue())
-    assert found.operators[0].hot_s == found.in_order_s.value == found.operators[0].in_order_s == 2 * 4 * KERNEL_S
-    assert (found.dispatch_s, found.views_s, found.on_host) == (0.0, 0.0, False)
+    measured = replayed(model(torch.ones(4, 8), WEIGHTS), queue=Queue())
+    assert (
+        measured.operators[0].hot_s == measured.in_order_s.value == measured.operators[0].in_order_s == 2 * 4 * KERNEL_S
+    )
+    assert (measured.dispatch_s, measured.views_s, measured.on_host) == (0.0, 0.0, False)
 
 
 def changes_in_place() -> torch.Tensor:
@@ -207,8 +209,8 @@ def test_a_program_computes_what_the_forward_does(forward):
 
 def test_an_operator_that_changes_a_buffer_is_not_called_alone(machine):
     buffer = torch.zeros(4)
-    found = replay(lambda: buffer.add_(1), Bench(watch=FakeWatch(), replay_s=2.0))
-    assert [(cut.kind, cut.operators) for cut in found.cut] == [("not_replayable", ("aten::add_",))]
+    measured = replay(lambda: buffer.add_(1), Bench(watch=FakeWatch(), replay_s=2.0))
+    assert [(cut.kind, cut.operators) for cut in measured.cut] == [("not_replayable", ("aten::add_",))]
 
 
 def test_a_call_without_operators_cannot_be_replayed():
@@ -240,15 +242,15 @@ def test_operators_have_their_times_in_order_however_many_of_them_the_queue_hold
     given = torch.ones(1)
 
     def forward() -> None:
-        found = given
+        hidden = given
         for _ in range(operators):
-            found = found + given
+            hidden = hidden + given
 
     with Launches(device, host_s, kernel_s):
         timer = Timer(machine.clock, device.synchronize)
-        found = replay(forward, Bench(timer, device, FakeWatch(), replay_s=5.0))
-    [operator] = found.operators
-    assert found.in_order_s == Interval.exact(operators * kernel_s)
+        measured = replay(forward, Bench(timer, device, FakeWatch(), replay_s=5.0))
+    [operator] = measured.operators
+    assert measured.in_order_s == Interval.exact(operators * kernel_s)
     assert operator.in_order_s == operators * kernel_s  # between the marks of each
     assert operator.hot_s == operators * kernel_s  # alone, in blocks of 132 calls
 

@@ -84,12 +84,12 @@ def test_a_wide_middle_half_is_a_doubt():
 
 def test_interval_is_the_widened_t_interval_of_the_logarithms():
     rounds = [math.exp(1), math.exp(2), math.exp(3)]
-    found = estimate(rounds)
+    interval = estimate(rounds)
     reach = 1.1 * 4.302652729911275 / math.sqrt(3)  # t of 2 degrees of freedom at 97.5 %, from a table; their sd is 1
-    assert found.value == pytest.approx(math.exp(2), rel=1e-12)
-    assert found.low == pytest.approx(math.exp(2 - reach), rel=1e-9)
-    assert found.high == pytest.approx(math.exp(2 + reach), rel=1e-9)
-    assert (found.rounds, found.reason) == (3, None)
+    assert interval.value == pytest.approx(math.exp(2), rel=1e-12)
+    assert interval.low == pytest.approx(math.exp(2 - reach), rel=1e-9)
+    assert interval.high == pytest.approx(math.exp(2 + reach), rel=1e-9)
+    assert (interval.rounds, interval.reason) == (3, None)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])
@@ -98,17 +98,22 @@ def test_interval_agrees_with_scipy(rounds, confidence):
     logs = np.log(rounds)
     scale = WIDENING * reference.sem(logs)
     low, high = reference.t.interval(confidence, len(rounds) - 1, loc=logs.mean(), scale=scale)
-    found = estimate(rounds, confidence)
-    assert (found.low, found.high) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-9)
-    assert found.value == pytest.approx(reference.gmean(rounds), rel=1e-12)
+    interval = estimate(rounds, confidence)
+    assert (interval.low, interval.high) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-9)
+    assert interval.value == pytest.approx(reference.gmean(rounds), rel=1e-12)
 
 
 def test_one_round_gives_a_value_and_no_interval_and_equal_rounds_one_without_width():
-    found = estimate([0.25])
-    assert found.value == pytest.approx(0.25, rel=1e-15)
-    assert (found.low, found.high, found.half_width, found.reason) == (None, None, None, "one round gives no interval")
-    found = estimate([0.5] * 5)
-    assert found.low == found.value == found.high and found.half_width == 0.0
+    interval = estimate([0.25])
+    assert interval.value == pytest.approx(0.25, rel=1e-15)
+    assert (interval.low, interval.high, interval.half_width, interval.reason) == (
+        None,
+        None,
+        None,
+        "one round gives no interval",
+    )
+    interval = estimate([0.5] * 5)
+    assert interval.low == interval.value == interval.high and interval.half_width == 0.0
     assert Estimate(value=10.0, low=9.0, high=11.0, rounds=5).half_width == 0.1
 
 
@@ -180,8 +185,8 @@ def test_rounds_that_a_change_of_speed_leaves_correlated_count_as_fewer():
     assert max(independent_rounds(logs) for logs in changed) < 4
     assert independent_rounds(np.arange(7.0)) == 7, "so few cannot tell it from chance"
     assert independent_rounds(np.ones(20)) == 20
-    found = estimate(np.exp(changed[0]))
-    assert found.low < np.exp(0.25) and found.high > 1, "it holds either speed"
+    interval = estimate(np.exp(changed[0]))
+    assert interval.low < np.exp(0.25) and interval.high > 1, "it holds either speed"
 
 
 BATCHES, PASSES, PAUSE = 10, 4, 12  # the pause in timings: warm calls, tokenizer, a fresh batch
@@ -232,7 +237,10 @@ def swept(rng: np.random.Generator, noise: Noise, sigmas: tuple[float, ...], see
         return Outcome(point, number, "ok", 0.4, float(np.exp(sigmas[point] * next(waiting)).mean()))
 
     outcomes = sweep(range(len(sigmas)), visit, RULE, seed=seed)
-    return [[each.value for each in outcomes if each.point == point and each.value] for point in range(len(sigmas))]
+    return [
+        [outcome.value for outcome in outcomes if outcome.point == point and outcome.value]
+        for point in range(len(sigmas))
+    ]
 
 
 def coverage(noise: Noise, sigmas: tuple[float, ...], sweeps: int = SWEEPS) -> list[float]:
@@ -241,9 +249,9 @@ def coverage(noise: Noise, sigmas: tuple[float, ...], sweeps: int = SWEEPS) -> l
     held = np.zeros(len(sigmas))
     for seed in range(sweeps):
         for point, rounds in enumerate(swept(rng, noise, sigmas, seed)):
-            found = estimate(rounds)
-            assert found.low is not None and found.high is not None
-            held[point] += found.low <= truth(noise, sigmas[point]) <= found.high
+            interval = estimate(rounds)
+            assert interval.low is not None and interval.high is not None
+            held[point] += interval.low <= truth(noise, sigmas[point]) <= interval.high
     return list(held / sweeps)
 
 
@@ -251,12 +259,12 @@ def coverage(noise: Noise, sigmas: tuple[float, ...], sweeps: int = SWEEPS) -> l
 EXTREME = pytest.mark.truth  # beside the middle one, which every run of the tests makes
 
 
-SIGMAS = [(IID, each) for each in (0.3, 0.6, 1.2)] + [(CORRELATED, each) for each in (0.02, 0.045, 0.1)]
+SIGMAS = [(IID, sigma) for sigma in (0.3, 0.6, 1.2)] + [(CORRELATED, sigma) for sigma in (0.02, 0.045, 0.1)]
 MIDDLE = (0.6, 0.045)
 
 
 @pytest.mark.parametrize(
-    ("noise", "sigma"), [pytest.param(*each, marks=() if each[1] in MIDDLE else EXTREME) for each in SIGMAS]
+    ("noise", "sigma"), [pytest.param(*case, marks=() if case[1] in MIDDLE else EXTREME) for case in SIGMAS]
 )
 def test_intervals_cover_the_truth_on_independent_and_on_autocorrelated_noise(noise, sigma):
     assert 0.93 <= np.mean(coverage(noise, (sigma,) * 6)) <= 0.97
@@ -280,8 +288,12 @@ def test_the_one_point_that_keeps_a_sweep_going_is_covered_too(noise, loud, quie
 @pytest.mark.parametrize("rounds", [2, 5, 10, 15])
 def test_a_fixed_number_of_rounds_is_covered_too(rounds):
     random = np.random.default_rng(20240601)
-    found = [estimate(values) for values in np.exp(random.normal(math.log(0.02), 0.03, size=(4000, rounds)))]
-    assert 0.93 <= sum(each.low <= 0.02 <= each.high for each in found if each.low and each.high) / 4000 <= 0.97
+    intervals = [estimate(values) for values in np.exp(random.normal(math.log(0.02), 0.03, size=(4000, rounds)))]
+    assert (
+        0.93
+        <= sum(interval.low <= 0.02 <= interval.high for interval in intervals if interval.low and interval.high) / 4000
+        <= 0.97
+    )
 
 
 def test_without_the_widening_optional_stopping_covers_too_little(monkeypatch):
@@ -297,5 +309,7 @@ def test_no_difference_on_an_autocorrelated_machine_is_rarely_called_slower():
     tables = []
     for seed in range(150):
         a, b = (swept(rng, CORRELATED, (0.06,) * 6, seed) for _ in "AB")
-        tables.append([each.verdict for each in judge([independent(*pair) for pair in zip(a, b, strict=True)], 0.02)])
+        tables.append(
+            [comparison.verdict for comparison in judge([independent(*pair) for pair in zip(a, b, strict=True)], 0.02)]
+        )
     assert sum("slower" in table for table in tables) / len(tables) <= 0.05

@@ -24,10 +24,10 @@ class Machine:
         return Outcome(point, number, status, seconds=1.0, value=value)
 
     def order(self, number: int) -> list[int]:
-        return [point for point, each in self.made if each == number]
+        return [point for point, of_round in self.made if of_round == number]
 
     def rounds(self, point: int) -> list[int]:
-        return [number for each, number in self.made if each == point]
+        return [number for visited, number in self.made if visited == point]
 
 
 def noisy(point: int, number: int) -> float:
@@ -62,7 +62,7 @@ def test_steady_points_are_visited_once_per_round_even_when_given_twice_and_stop
     machine = Machine()
     outcomes = sweep([2, 1, 2], machine, STEADY)
     assert sorted(machine.made) == [(point, number) for point in (1, 2) for number in range(5)]
-    assert [(each.point, each.round) for each in outcomes] == [(p, n) for p in (1, 2) for n in range(5)]
+    assert [(outcome.point, outcome.round) for outcome in outcomes] == [(p, n) for p in (1, 2) for n in range(5)]
     assert sweep([], Machine(), STEADY) == []
 
 
@@ -100,7 +100,7 @@ def test_larger_points_than_one_that_ran_out_of_memory_are_not_tried():
     assert machine.rounds(4) == [0]
     assert machine.rounds(8) == machine.rounds(16) == []
     assert machine.rounds(1) == machine.rounds(2) == [0, 1, 2, 3, 4]
-    ends = {each.point: each.status for each in outcomes}
+    ends = {outcome.point: outcome.status for outcome in outcomes}
     assert ends == {1: "ok", 2: "ok", 4: "oom", 8: "skipped_oom", 16: "skipped_oom"}
 
 
@@ -143,7 +143,7 @@ def test_finished_visits_of_other_points_do_not_count():
     machine = Machine()
     outcomes = sweep([2], machine, STEADY, finished=[Outcome(1, 0, "oom")])
     assert machine.rounds(2) == [0, 1, 2, 3, 4]
-    assert {each.point for each in outcomes} == {2}
+    assert {outcome.point for outcome in outcomes} == {2}
 
 
 def test_an_interrupted_visit_ends_the_sweep():

@@ -107,11 +107,11 @@ def test_the_time_on_the_device_is_not_that_of_work_left_in_its_queue(clock):
 @pytest.mark.parametrize(("keeps", "is_valid"), [(1.0, True), (0.75, True), (0.625, False), (0.0, False)])
 def test_a_device_that_had_to_wait_for_the_host_has_no_time(clock, keeps, is_valid):
     queue = QueuedDevice(clock, keeps)
-    found = Timer(clock, queue.synchronize).on_device(launches(queue), queue, LAUNCHES * HOST_S)
+    device_time = Timer(clock, queue.synchronize).on_device(launches(queue), queue, LAUNCHES * HOST_S)
     if is_valid:
-        assert found == DeviceTime(LAUNCHES * DEVICE_S, by="backlog")
+        assert device_time == DeviceTime(LAUNCHES * DEVICE_S, by="backlog")
     else:
-        assert found == DeviceTime(None, "the device reached the call before the host had issued all of it")
+        assert device_time == DeviceTime(None, "the device reached the call before the host had issued all of it")
     assert queue.has_passed(queue.mark())
 
 
@@ -122,8 +122,8 @@ def test_a_call_that_waits_for_the_device_itself_has_no_device_time(clock):
         queue.issue(HOST_S, DEVICE_S)
         queue.synchronize()  # such as .item()
 
-    found = Timer(clock, queue.synchronize).on_device(work, queue, HOST_S)
-    assert found.seconds is None and found.reason is not None
+    device_time = Timer(clock, queue.synchronize).on_device(work, queue, HOST_S)
+    assert device_time.seconds is None and device_time.reason is not None
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_a_backlog_lasts_half_as_long_again_as_the_host_needs_and_at_least_1_ms(
 
 def test_a_call_that_takes_longer_to_issue_than_a_backlog_may_last_is_not_made(clock):
     queue = QueuedDevice(clock)
-    found = Timer(clock, queue.synchronize).on_device(lambda: 1 / 0, queue, enqueue_s=0.068)
-    assert found.seconds is None and found.reason is not None and "takes 68 ms" in found.reason
+    device_time = Timer(clock, queue.synchronize).on_device(lambda: 1 / 0, queue, enqueue_s=0.068)
+    assert device_time.seconds is None and device_time.reason is not None and "takes 68 ms" in device_time.reason
     assert queue.held == []
 
 
@@ -173,8 +173,11 @@ def test_one_chunk_that_the_device_had_to_wait_for_leaves_the_call_without_a_tim
     queue = QueuedDevice(clock)
     timer, run = Timer(clock, queue.synchronize), chunked(queue, 3 * CHUNK, CHUNK)
     late = [1.0, 0.1, 1.0]
-    found = timer.in_chunks(run, queue, [share * CHUNK * ISSUE_S for share in late])
-    assert (found.seconds, found.reason) == (None, "the device reached the call before the host had issued all of it")
+    device_time = timer.in_chunks(run, queue, [share * CHUNK * ISSUE_S for share in late])
+    assert (device_time.seconds, device_time.reason) == (
+        None,
+        "the device reached the call before the host had issued all of it",
+    )
 
 
 def test_an_error_of_the_work_passes_through_and_without_a_device_the_time_is_that_of_the_call(clock):

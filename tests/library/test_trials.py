@@ -12,7 +12,15 @@ import torch
 from boundby.bound import trials
 from boundby.bound.bench import Bench
 from boundby.bound.judgement import IDLE_DEVICE, confirm
-from boundby.bound.trials import Candidate, Made, coarser_products, doubled_batch, fewer_threads, graph_replay, try_out
+from boundby.bound.trials import (
+    Candidate,
+    Made,
+    doubled_batch,
+    fewer_threads,
+    graph_replay,
+    reduced_precision_matmul,
+    try_out,
+)
 from boundby.bound.verdict import Fix, Gain, SameLabels, Trial
 from boundby.timing.timer import Timer
 from boundby.work.roofline import Interval
@@ -68,9 +76,9 @@ def signs(trial: Trial, *bounds: str) -> dict[str, str]:
     ("fixed", "per_sample", "gain"), [(0.0, FORWARD_S, 1.0), (FORWARD_S, 0.0, 2.0), (FORWARD_S, FORWARD_S, 4 / 3)]
 )
 def test_doubling_tells_a_fixed_cost_from_one_that_grows_with_the_samples(clock, fixed, per_sample, gain):
-    found = the_trial(clock, takes(clock, fixed + per_sample), doubled_batch(takes(clock, fixed + 2 * per_sample)))
-    assert found.measured == Interval(*[pytest.approx(gain, rel=1e-14)] * 3)
-    assert not found.is_fix
+    trial = the_trial(clock, takes(clock, fixed + per_sample), doubled_batch(takes(clock, fixed + 2 * per_sample)))
+    assert trial.measured == Interval(*[pytest.approx(gain, rel=1e-14)] * 3)
+    assert not trial.is_fix
 
 
 def test_neither_drift_nor_single_slow_calls_change_the_factor(clock):
@@ -87,15 +95,15 @@ def test_neither_drift_nor_single_slow_calls_change_the_factor(clock):
     def disturbed(call):
         return 9 if call > 6 and call % 7 == 3 else 1
 
-    found = the_trial(clock, called(2.0**-9, disturbed), changed_to(called(2.0**-8, disturbed)))
-    assert found.measured == Interval.exact(0.5)
+    trial = the_trial(clock, called(2.0**-9, disturbed), changed_to(called(2.0**-8, disturbed)))
+    assert trial.measured == Interval.exact(0.5)
     calls = 0
 
     def drift(call):
         return 1.02**call
 
-    found = the_trial(clock, called(FORWARD_S, drift), changed_to(called(2 * FORWARD_S, drift)))
-    assert found.measured.low < 0.5 < found.measured.high
+    trial = the_trial(clock, called(FORWARD_S, drift), changed_to(called(2 * FORWARD_S, drift)))
+    assert trial.measured.low < 0.5 < trial.measured.high
 
 
 def test_a_short_forward_is_called_until_a_block_is_long_enough_for_the_clock(clock):
@@ -114,14 +122,14 @@ def test_a_short_forward_is_called_until_a_block_is_long_enough_for_the_clock(cl
 def test_of_a_long_forward_every_call_counts_and_fewer_pairs_will_do(clock):
     calls = []
     work = takes(clock, 2 * trials.LONG_S)
-    found = the_trial(clock, work, changed_to(lambda: calls.append(work())))
-    assert (found.pairs, len(calls)) == (trials.LEAST_LONG_PAIRS, 2 + trials.LEAST_LONG_PAIRS)
+    trial = the_trial(clock, work, changed_to(lambda: calls.append(work())))
+    assert (trial.pairs, len(calls)) == (trials.LEAST_LONG_PAIRS, 2 + trials.LEAST_LONG_PAIRS)
 
 
 def test_a_change_is_warm_before_it_is_timed(clock):
     cold = iter([8.0, 4.0, 2.0])
-    found = the_trial(clock, takes(clock, FORWARD_S), changed_to(lambda: clock.advance(next(cold, FORWARD_S / 2))))
-    assert found.measured == Interval.exact(2.0)
+    trial = the_trial(clock, takes(clock, FORWARD_S), changed_to(lambda: clock.advance(next(cold, FORWARD_S / 2))))
+    assert trial.measured == Interval.exact(2.0)
 
 
 def test_pairs_are_added_while_the_factor_is_uncertain_and_there_is_time(clock):
@@ -132,9 +140,9 @@ def test_pairs_are_added_while_the_factor_is_uncertain_and_there_is_time(clock):
         calls += 1
         clock.advance(FORWARD_S * (2 if calls % 4 > 1 else 1))
 
-    found = the_trial(clock, restless, changed_to(takes(clock, FORWARD_S)))
-    assert 1.0 < found.measured.low < found.measured.value < found.measured.high < 2.0
-    assert found.pairs == trials.MOST_PAIRS
+    trial = the_trial(clock, restless, changed_to(takes(clock, FORWARD_S)))
+    assert 1.0 < trial.measured.low < trial.measured.value < trial.measured.high < 2.0
+    assert trial.pairs == trials.MOST_PAIRS
     [short] = tried(clock, restless, changed_to(takes(clock, FORWARD_S)), trials_s=3.0).trials
     assert trials.LEAST_PAIRS <= short.pairs < trials.MOST_PAIRS
 
@@ -155,24 +163,24 @@ def test_the_wait_for_the_device_is_part_of_every_time(clock):
         queued = 0.0
 
     bench = Bench(Timer(clock, synchronize), watch=FakeWatch(), trials_s=100.0)
-    found = try_out(launch(FORWARD_S), [changed_to(launch(2 * FORWARD_S))], bench)
-    assert found.trials[0].measured == Interval.exact(0.5)
+    outcome = try_out(launch(FORWARD_S), [changed_to(launch(2 * FORWARD_S))], bench)
+    assert outcome.trials[0].measured == Interval.exact(0.5)
 
 
 @pytest.mark.parametrize(("busy", "windows", "doubts"), [(0, 1, 0), (1, 2, 0), (2, 2, 1)])
 def test_a_disturbed_trial_is_made_once_more(clock, busy, windows, doubts):
     watch = FakeWatch(lambda window: 2.0 * (window < busy))
-    found = tried(clock, takes(clock, FORWARD_S), changed_to(takes(clock, FORWARD_S)), watch=watch)
-    assert (watch.windows, [doubt.kind for doubt in found.doubts]) == (windows, ["disturbed"] * doubts)
-    assert len(found.trials) == 1
+    outcome = tried(clock, takes(clock, FORWARD_S), changed_to(takes(clock, FORWARD_S)), watch=watch)
+    assert (watch.windows, [doubt.kind for doubt in outcome.doubts]) == (windows, ["disturbed"] * doubts)
+    assert len(outcome.trials) == 1
 
 
 @pytest.mark.parametrize(("on_device", "windows"), [(False, 2), (True, 1)])
 def test_cores_that_a_gpu_leaves_free_may_be_used_by_others(clock, on_device, windows):
     watch = FakeWatch(lambda window: 2.0)  # of four
     work = takes(clock, FORWARD_S)
-    found = tried(clock, work, changed_to(work), watch=watch, queue=QueuedDevice(clock) if on_device else None)
-    assert (watch.windows, bool(found.doubts)) == (windows, windows == 2)
+    outcome = tried(clock, work, changed_to(work), watch=watch, queue=QueuedDevice(clock) if on_device else None)
+    assert (watch.windows, bool(outcome.doubts)) == (windows, windows == 2)
 
 
 # What comes of trials that cannot be made
@@ -198,10 +206,10 @@ def test_a_trial_that_raises_is_a_remark_and_the_others_are_made(clock, error, k
         "labels": lambda: Made(takes(clock, FORWARD_S), raising),
     }[where]
     candidates = [Candidate(OTHER, made), changed_to(takes(clock, FORWARD_S), Fix("fuse_operators"))]
-    found = tried(clock, takes(clock, FORWARD_S), *candidates, release=lambda: released.append(1))
-    assert [(each.fix, each.kind) for each in found.untried] == [(OTHER, kind)]
-    assert reason in found.untried[0].reason and "\n" not in found.untried[0].reason
-    assert [trial.fix.kind for trial in found.trials] == ["fuse_operators"]
+    outcome = tried(clock, takes(clock, FORWARD_S), *candidates, release=lambda: released.append(1))
+    assert [(untried.fix, untried.kind) for untried in outcome.untried] == [(OTHER, kind)]
+    assert reason in outcome.untried[0].reason and "\n" not in outcome.untried[0].reason
+    assert [trial.fix.kind for trial in outcome.trials] == ["fuse_operators"]
     assert len(released) == 2
 
 
@@ -211,12 +219,12 @@ def test_what_does_not_fit_into_the_seconds_is_not_begun(clock):
 
     dear = Candidate(Fix("fuse_operators"), made, setup_s=30.0)
     said: list[str] = []
-    options = {"trials_s": 10.0, "told": lambda text, left_s: said.append(text)}
-    found = tried(clock, takes(clock, FORWARD_S), dear, changed_to(takes(clock, FORWARD_S)), **options)
+    options = {"trials_s": 10.0, "tell": lambda text, left_s: said.append(text)}
+    outcome = tried(clock, takes(clock, FORWARD_S), dear, changed_to(takes(clock, FORWARD_S)), **options)
     assert len(said) == 2 and said[0].startswith("trial: ")
-    [untried] = found.untried
+    [untried] = outcome.untried
     assert (untried.kind, untried.reason[:30]) == ("over_budget", "it would take about 31 s, more")
-    assert len(found.trials) == 1
+    assert len(outcome.trials) == 1
     assert clock.now < 10.0
 
 
@@ -225,9 +233,9 @@ def test_a_trial_stands_beside_what_was_predicted_and_the_labels_it_keeps(clock)
     fix = Fix("dtype", {"dtype": "bfloat16"})
     gain = Gain(fix, 3.0, "a limit", predicted=Interval(1.9, 1.7, 2.1))
     candidate = Candidate(fix, lambda: Made(takes(clock, FORWARD_S / 2), lambda: kept))
-    [found] = tried(clock, takes(clock, FORWARD_S), candidate).with_predictions([gain]).trials
-    assert (found.predicted, found.at_most, found.same_labels) == (gain.predicted, 3.0, kept)
-    assert (found.measured, found.outcome, found.is_within_bound) == (Interval.exact(2.0), "gains", True)
+    [trials] = tried(clock, takes(clock, FORWARD_S), candidate).with_predictions([gain]).trials
+    assert (trials.predicted, trials.at_most, trials.same_labels) == (gain.predicted, 3.0, kept)
+    assert (trials.measured, trials.outcome, trials.is_within_bound) == (Interval.exact(2.0), "gains", True)
 
 
 # What each says of the bounds
@@ -242,8 +250,8 @@ def test_a_trial_stands_beside_what_was_predicted_and_the_labels_it_keeps(clock)
     ],
 )
 def test_doubling_refutes_the_bounds_whose_time_does_not_follow(clock, growth, compute, memory, launch):
-    found = the_trial(clock, takes(clock, FORWARD_S), doubled_batch(takes(clock, growth * FORWARD_S)))
-    assert signs(found, "compute", "memory", "launch", "under_utilised") == {
+    trial = the_trial(clock, takes(clock, FORWARD_S), doubled_batch(takes(clock, growth * FORWARD_S)))
+    assert signs(trial, "compute", "memory", "launch", "under_utilised") == {
         "compute": compute,
         "memory": memory,
         "launch": launch,
@@ -269,19 +277,19 @@ def parallel(clock: FakeClock, serial: float = 0.0) -> Work:
 def test_work_that_threads_share_takes_as_much_longer_on_fewer(clock, threads, number, fewer, ratio):
     threads.number = number
     work = parallel(clock)
-    found = the_trial(clock, work, fewer_threads(work))
+    trial = the_trial(clock, work, fewer_threads(work))
     left, threads.number = threads.number, 4
     assert left == number
-    assert found.measured.value == pytest.approx(ratio, rel=1e-14)
-    assert found.fix.settings == {"threads": fewer, "instead_of": number}
-    assert signs(found, "compute", "launch") == {"compute": "confirms", "launch": "refutes"}
+    assert trial.measured.value == pytest.approx(ratio, rel=1e-14)
+    assert trial.fix.settings == {"threads": fewer, "instead_of": number}
+    assert signs(trial, "compute", "launch") == {"compute": "confirms", "launch": "refutes"}
 
 
 def test_work_of_one_thread_does_not_mind_fewer(clock):
     work = takes(clock, FORWARD_S)
-    found = the_trial(clock, work, fewer_threads(work))
-    assert found.measured == Interval.exact(1.0)
-    assert signs(found, "compute", "launch", "memory") == {
+    trial = the_trial(clock, work, fewer_threads(work))
+    assert trial.measured == Interval.exact(1.0)
+    assert signs(trial, "compute", "launch", "memory") == {
         "compute": "refutes",
         "launch": "confirms",
         "memory": "silent",  # one thread may saturate the memory, or not
@@ -291,9 +299,9 @@ def test_work_of_one_thread_does_not_mind_fewer(clock):
 @pytest.mark.parametrize(("number", "asked"), [(1, None), (4, 4), (4, 8)])
 def test_no_fewer_threads_are_no_trial(clock, threads, number, asked):
     threads.number = number
-    found = fewer_threads(takes(clock, FORWARD_S), asked)
+    candidate = fewer_threads(takes(clock, FORWARD_S), asked)
     threads.number = 4
-    assert found is None
+    assert candidate is None
 
 
 @pytest.mark.parametrize("failing_call", [3, 4, 6])
@@ -307,9 +315,9 @@ def test_the_threads_are_set_back_when_the_work_raises(clock, threads, failing_c
         if calls == failing_call:
             raise ZeroDivisionError
 
-    found = tried(clock, work, fewer_threads(work))
+    outcome = tried(clock, work, fewer_threads(work))
     assert (calls, threads.number) == (failing_call, 4)
-    assert [each.kind for each in found.untried] == ["failed"]
+    assert [untried.kind for untried in outcome.untried] == ["failed"]
 
 
 def rounding(clock: FakeClock, faster: float) -> Work:
@@ -327,9 +335,9 @@ def highest():
 @pytest.mark.parametrize(("faster", "launch"), [(4.0, "refutes"), (1.0, "ambiguous"), (0.5, "ambiguous")])
 def test_coarser_products_speak_against_a_slow_host_alone_and_a_loss_against_nothing(clock, faster, launch):
     work = rounding(clock, faster)
-    found = the_trial(clock, work, coarser_products(work, "medium", ceiling_ratio=4.0))
-    assert found.measured == Interval.exact(faster)
-    assert signs(found, "compute", "memory", "launch") == {
+    trial = the_trial(clock, work, reduced_precision_matmul(work, "medium", ceiling_ratio=4.0))
+    assert trial.measured == Interval.exact(faster)
+    assert signs(trial, "compute", "memory", "launch") == {
         "compute": "ambiguous",
         "memory": "ambiguous",
         "launch": launch,
@@ -339,8 +347,8 @@ def test_coarser_products_speak_against_a_slow_host_alone_and_a_loss_against_not
 
 def test_precisions_whose_ceilings_are_close_are_no_other_products(clock):
     work = takes(clock, FORWARD_S)
-    assert coarser_products(work, "medium", trials.LEAST_CEILING_RATIO - 0.01) is None
-    assert coarser_products(work, "medium", trials.LEAST_CEILING_RATIO) is not None
+    assert reduced_precision_matmul(work, "medium", trials.LEAST_CEILING_RATIO - 0.01) is None
+    assert reduced_precision_matmul(work, "medium", trials.LEAST_CEILING_RATIO) is not None
 
 
 class FakeCuda:
@@ -435,9 +443,9 @@ class FakeCuda:
 def test_a_replayed_graph_takes_the_time_of_the_device_alone(clock, monkeypatch, host_s, gain, said):
     cuda = FakeCuda(clock, host_s, FORWARD_S)
     cuda.install(monkeypatch)
-    found = the_trial(clock, cuda.work, graph_replay(cuda.work, IDLE_DEVICE))
-    assert found.measured == Interval.exact(gain)
-    assert signs(found, *said) == said
+    trial = the_trial(clock, cuda.work, graph_replay(cuda.work, IDLE_DEVICE))
+    assert trial.measured == Interval.exact(gain)
+    assert signs(trial, *said) == said
 
 
 @pytest.mark.parametrize("heals", [True, False])
@@ -445,12 +453,12 @@ def test_a_capture_that_fails_leaves_the_stream_and_the_memory_as_they_were_or_a
     cuda = FakeCuda(clock, FORWARD_S, FORWARD_S, reads=True)
     cuda.heals = heals
     cuda.install(monkeypatch)
-    found = tried(clock, cuda.work, graph_replay(cuda.work, IDLE_DEVICE))
-    assert [each.kind for each in found.untried] == ["failed"]
-    assert "previous error during capture" in found.untried[0].reason
+    outcome = tried(clock, cuda.work, graph_replay(cuda.work, IDLE_DEVICE))
+    assert [untried.kind for untried in outcome.untried] == ["failed"]
+    assert "previous error during capture" in outcome.untried[0].reason
     assert cuda.stream == "default" and cuda.waits  # a broken capture is over before anything else is timed
     assert (cuda.open_pools, cuda.reserved) == ([], 0) if heals else cuda.reserved
-    assert [doubt.kind for doubt in found.doubts] == ([] if heals else ["disturbed"])
+    assert [doubt.kind for doubt in outcome.doubts] == ([] if heals else ["disturbed"])
 
 
 class Clocks:
@@ -476,6 +484,6 @@ class Clocks:
 @pytest.mark.parametrize(("mhz", "doubts"), [(1980.0, []), (1900.0, []), (1410.0, ["throttled"])])
 def test_a_gain_under_another_clock_than_without_the_fix_is_doubted(clock, mhz, doubts):
     gpu = Clocks()
-    found = tried(clock, gpu.running(clock, 1980.0), changed_to(gpu.running(clock, mhz)), source=gpu)
-    assert [each.kind for each in found.doubts] == doubts and len(found.trials) == 1
-    assert all("1,980 MHz in one and 1,410 MHz in the other" in each.text for each in found.doubts)
+    outcome = tried(clock, gpu.running(clock, 1980.0), changed_to(gpu.running(clock, mhz)), source=gpu)
+    assert [doubt.kind for doubt in outcome.doubts] == doubts and len(outcome.trials) == 1
+    assert all("1,980 MHz in one and 1,410 MHz in the other" in doubt.text for doubt in outcome.doubts)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from boundby.bound.judgement import OF_OWNERS, Evidence, Forward, Times, confirm, judge
+from boundby.bound.judgement import BOUND_OF_PART, Evidence, Forward, Times, confirm, judge
 from boundby.bound.split import Split
 from boundby.bound.trials import fewer_threads
 from boundby.bound.verdict import (
@@ -17,7 +17,7 @@ from boundby.bound.verdict import (
     Doubt,
     Fix,
     Gain,
-    Owner,
+    Part,
     Reference,
     SameLabels,
     Trial,
@@ -68,24 +68,26 @@ def timed(load: OperatorLoad, milliseconds: float) -> OperatorLoad:
     ],
 )
 def test_the_bound_is_the_limit_that_needs_most_of_the_time(operators, milliseconds, bound, share):
-    found = judged(times(milliseconds), operators)
-    assert found.bound == bound
-    assert found.share_of_limit == pytest.approx(share)
-    assert set(found.alternatives) == {"mixed": {"compute", "memory"}, "under_utilised": {"compute"}}.get(bound, set())
+    verdict = judged(times(milliseconds), operators)
+    assert verdict.bound == bound
+    assert verdict.share_of_limit == pytest.approx(share)
+    assert set(verdict.alternatives) == {"mixed": {"compute", "memory"}, "under_utilised": {"compute"}}.get(
+        bound, set()
+    )
 
 
 def test_tiny_operators_and_timed_gaps_between_operators_are_bound_by_launch():
-    found = judged(times(4.0), [timed(TINY, 2.2)])
-    assert (found.bound, found.share_of_limit) == ("launch", 1.0)  # their own time, and the host's between them
+    verdict = judged(times(4.0), [timed(TINY, 2.2)])
+    assert (verdict.bound, verdict.share_of_limit) == ("launch", 1.0)  # their own time, and the host's between them
     assert judged(times(40.0), [timed(PRODUCT, 10.0)]).bound == "launch"  # 30 of 40 ms are not in any operator
     assert judged(times(40.0), [PRODUCT]).bound == "under_utilised"
 
 
 def test_measured_seconds_outweigh_the_limits_in_the_share_of_memory():
     # by the limits alone 10 ms of either kind; the addition really took three times as long as the product
-    found = attribute([timed(PRODUCT, 10.0), timed(ADDITION, 30.0)], LIMITS, 1e6, 0.04, on_host=True)
-    assert found.memory_share == 0.75
-    assert (found.compute_s, found.memory_s) == pytest.approx((0.01, 0.01))
+    attribution = attribute([timed(PRODUCT, 10.0), timed(ADDITION, 30.0)], LIMITS, 1e6, 0.04, on_host=True)
+    assert attribution.memory_share == 0.75
+    assert (attribution.compute_s, attribution.memory_s) == pytest.approx((0.01, 0.01))
     assert judged(times(45.0), [timed(PRODUCT, 10.0), timed(ADDITION, 30.0)]).bound == "memory"
 
 
@@ -103,10 +105,10 @@ def test_large_results_go_to_new_memory_page_by_page(new_mib, seconds):
 
 
 def test_an_input_or_a_copy_that_takes_longer_than_the_forward_is_the_bound():
-    found = judged(times(10.0, input_s=0.03), [PRODUCT])
-    assert (found.bound, found.share_of_limit) == ("input", 0.75)
-    assert found.gains[0].fix == Fix("overlap_input")
-    assert found.gains[0].at_most == pytest.approx(40 / 30)
+    verdict = judged(times(10.0, input_s=0.03), [PRODUCT])
+    assert (verdict.bound, verdict.share_of_limit) == ("input", 0.75)
+    assert verdict.gains[0].fix == Fix("overlap_input")
+    assert verdict.gains[0].at_most == pytest.approx(40 / 30)
     assert judged(times(10.1, input_s=0.01), [PRODUCT]).bound == "compute"
     on_gpu = times(12.0, device_s=Interval.exact(0.01), enqueue_s=0.001, transfer_s=0.012)
     assert judged(on_gpu, [PRODUCT], on_host=False).bound == "transfer"
@@ -128,24 +130,24 @@ def test_a_copy_longer_than_the_device_computes_is_not_the_bound_where_the_host_
 )
 def test_a_device_that_waits_for_the_host_is_bound_by_launch(isolated_ms, enqueue_ms, bound):
     on_gpu = times(isolated_ms, device_s=Interval.exact(0.0105), enqueue_s=enqueue_ms / 1e3 * 1.05)
-    found = judged(on_gpu, [PRODUCT], on_host=False)
-    assert found.bound == bound
-    graph = next(gain for gain in found.gains if gain.fix.kind == "issue_at_once")
+    verdict = judged(on_gpu, [PRODUCT], on_host=False)
+    assert verdict.bound == bound
+    graph = next(gain for gain in verdict.gains if gain.fix.kind == "issue_at_once")
     assert graph.at_most == pytest.approx(isolated_ms / 10.5)
-    assert found.share_of_limit == pytest.approx(0.01 / 0.0105) or bound == "launch"  # of the device's own time
+    assert verdict.share_of_limit == pytest.approx(0.01 / 0.0105) or bound == "launch"  # of the device's own time
 
 
 def test_issuing_at_once_is_offered_without_the_device_s_own_time():
-    found = judged(times(40.0, enqueue_s=0.035), [PRODUCT], on_host=False)
-    graph = next(gain for gain in found.gains if gain.fix.kind == "issue_at_once")
-    assert (found.bound, graph.at_most) == ("launch", pytest.approx(40.0 / 10.0))
+    verdict = judged(times(40.0, enqueue_s=0.035), [PRODUCT], on_host=False)
+    graph = next(gain for gain in verdict.gains if gain.fix.kind == "issue_at_once")
+    assert (verdict.bound, graph.at_most) == ("launch", pytest.approx(40.0 / 10.0))
 
 
 def test_a_label_that_changes_at_the_ends_of_the_intervals_is_mixed_and_names_both():
     near_the_edge = Times(Interval(0.0280, 0.0270, 0.0290))  # 10 ms of 28: 36 %, and 34 % at the upper end
-    found = judged(near_the_edge, [PRODUCT])
-    assert found.bound == "mixed"
-    assert set(found.alternatives) == {"compute", "under_utilised"}
+    verdict = judged(near_the_edge, [PRODUCT])
+    assert verdict.bound == "mixed"
+    assert set(verdict.alternatives) == {"compute", "under_utilised"}
     wide = replace(LIMITS, flops_per_s=Interval(100e9, 40e9, 100e9))  # compute may need 10 to 25 ms
     both = judged(times(34.5), [PRODUCT, replace(ADDITION, other_bytes=90e6)], wide)
     assert (both.bound, both.alternatives) == ("mixed", ("compute",))
@@ -153,27 +155,27 @@ def test_a_label_that_changes_at_the_ends_of_the_intervals_is_mixed_and_names_bo
 
 def test_large_new_results_keep_their_limit_at_the_ends_of_the_intervals():
     to_new_memory = OperatorLoad("aten::add", 1, 0, 0, other_bytes=300e6, new_bytes=100e6)  # 100 ms new, 20 ms not
-    found = judged(times(125.0), [to_new_memory])
-    assert (found.bound, found.share_of_limit) == ("memory", pytest.approx(0.96))
+    verdict = judged(times(125.0), [to_new_memory])
+    assert (verdict.bound, verdict.share_of_limit) == ("memory", pytest.approx(0.96))
 
 
 def test_a_share_above_one_is_a_doubt_not_a_triumph():
-    found = judged(times(8.0), [PRODUCT])
-    assert found.share_of_limit == pytest.approx(1.25)
-    assert [doubt.kind for doubt in found.doubts] == ["share"]
-    assert found.confidence != "high"
+    verdict = judged(times(8.0), [PRODUCT])
+    assert verdict.share_of_limit == pytest.approx(1.25)
+    assert [doubt.kind for doubt in verdict.doubts] == ["share"]
+    assert verdict.confidence != "high"
 
 
 def test_without_limits_or_work_the_verdict_is_inconclusive_with_the_reason():
     unknown = Doubt("ceilings", "float16 was not measured")
-    found = judge(unknown, Evidence(tried=Tried((HALVED,))))
-    assert (found.bound, found.confidence, found.share_of_limit, found.trials) == (
+    verdict = judge(unknown, Evidence(tried=Tried((HALVED,))))
+    assert (verdict.bound, verdict.confidence, verdict.share_of_limit, verdict.trials) == (
         "inconclusive",
         "low",
         None,
         (HALVED,),
     )
-    assert found.doubts == (unknown,)
+    assert verdict.doubts == (unknown,)
 
 
 HALVED = Trial(
@@ -184,8 +186,13 @@ HALVED = Trial(
 
 
 def test_a_trial_speaks_for_or_against_where_all_or_none_of_its_interval_is_expected():
-    found = judged(times(12.5), [PRODUCT], trials=[HALVED])
-    assert (found.bound, found.confirmation, found.confidence, found.settled) == ("compute", "confirmed", "high", True)
+    verdict = judged(times(12.5), [PRODUCT], trials=[HALVED])
+    assert (verdict.bound, verdict.confirmation, verdict.confidence, verdict.settled) == (
+        "compute",
+        "confirmed",
+        "high",
+        True,
+    )
     for factor in (Interval(0.6, 0.5, 0.8), Interval(0.4, 0.3, 0.5)):
         assert confirm("compute", [replace(HALVED, measured=factor)]) == "too_uncertain"
     assert confirm("memory", [HALVED]) == "silent"
@@ -197,11 +204,14 @@ NO_EFFECT = replace(HALVED, measured=Interval(1.0, 0.95, 1.05))  # as if the hos
 
 def test_a_bound_that_a_trial_refutes_is_not_settled_where_nothing_else_takes_its_place():
     for trials in ([NO_EFFECT], [HALVED, NO_EFFECT]):  # one that speaks against it outweighs one that speaks for it
-        found = judged(times(12.0), [PRODUCT], trials=trials)
-        assert (found.bound, found.confirmation, found.confidence) == ("mixed", "untested", "low")
-        assert (found.settled, found.unsettled.kind, found.alternatives) == (False, "trials_disagree", ("compute",))
-        assert "1 of 2 threads gave 1.00 times the speed" in found.unsettled.text
-        assert "contradicted" not in str(found.as_dict())
+        verdict = judged(times(12.0), [PRODUCT], trials=trials)
+        assert (verdict.bound, verdict.confirmation, verdict.confidence) == ("mixed", "untested", "low")
+        assert (verdict.settled, verdict.unsettled.kind, verdict.alternatives) == (
+            False,
+            "trials_disagree",
+            ("compute",),
+        )
+        assert "1 of 2 threads gave 1.00 times the speed" in verdict.unsettled.text
 
 
 def test_the_bound_that_a_trial_confirms_takes_the_place_of_the_one_it_refutes():
@@ -211,19 +221,19 @@ def test_the_bound_that_a_trial_confirms_takes_the_place_of_the_one_it_refutes()
     assert [doubt.kind for doubt in half.doubts] == ["changed"]
 
 
-def owned(seconds=0.020, padding=None, **milliseconds):
-    """Return the split of a forward by the milliseconds of its owners."""
-    kinds = ("compute", "memory", "kernels", "around", "host", "remainder")
-    owners = tuple(Owner(kind, milliseconds.get(kind, 0.0) / 1e3, padding) for kind in kinds)
-    return Split(seconds, owners, None)
+def parts_of(seconds=0.020, padding=None, **milliseconds):
+    """Return the split of a forward by the milliseconds of its parts."""
+    kinds = ("compute", "memory", "kernels", "around", "host", "unexplained")
+    parts = tuple(Part(kind, milliseconds.get(kind, 0.0) / 1e3, padding) for kind in kinds)
+    return Split(seconds, parts, None)
 
 
-def on_split(found, *trials, padding=None):
-    return judged(times(1e3 * found.seconds), [PRODUCT], split=found, trials=trials, padding=padding)
+def on_split(split, *trials, padding=None):
+    return judged(times(1e3 * split.seconds), [PRODUCT], split=split, trials=trials, padding=padding)
 
 
 @pytest.mark.parametrize(
-    ("owners", "bound", "first"),
+    ("parts", "bound", "first"),
     [
         ({"compute": 12, "kernels": 4, "host": 4}, "compute", "compute"),
         ({"memory": 12, "kernels": 4, "host": 4}, "memory", "memory"),
@@ -232,17 +242,19 @@ def on_split(found, *trials, padding=None):
         ({"compute": 4, "host": 16}, "launch", "host"),
     ],
 )
-def test_the_owner_with_most_of_the_time_is_what_limits(owners, bound, first):
-    found = on_split(owned(**owners))
-    assert (found.bound, found.limited_by[0].kind, found.confidence) == (bound, first, "medium")
-    assert sum(owner.seconds for owner in found.owners) == pytest.approx(0.020)
-    assert [cause.share for cause in found.limited_by] == sorted((each / 20 for each in owners.values()), reverse=True)
+def test_the_owner_with_most_of_the_time_is_what_limits(parts, bound, first):
+    verdict = on_split(parts_of(**parts))
+    assert (verdict.bound, verdict.limited_by[0].kind, verdict.confidence) == (bound, first, "medium")
+    assert sum(part.seconds for part in verdict.breakdown) == pytest.approx(0.020)
+    assert [cause.share for cause in verdict.limited_by] == sorted(
+        (milliseconds / 20 for milliseconds in parts.values()), reverse=True
+    )
 
 
 def test_owners_that_replays_cannot_tell_apart_are_mixed_and_a_trial_that_can_tell_decides():
-    close = owned(compute=9, host=8, memory=3)
-    found = on_split(close)
-    assert (found.bound, found.alternatives, found.settled, found.confidence) == (
+    close = parts_of(compute=9, host=8, memory=3)
+    verdict = on_split(close)
+    assert (verdict.bound, verdict.alternatives, verdict.settled, verdict.confidence) == (
         "mixed",
         ("compute", "launch"),
         True,
@@ -254,44 +266,44 @@ def test_owners_that_replays_cannot_tell_apart_are_mixed_and_a_trial_that_can_te
 
 def test_padding_comes_first_where_it_takes_most_of_the_time():
     no_padding = Trial(Fix("remove_padding"), Interval(2.4, 2.3, 2.5))
-    found = on_split(owned(compute=12, kernels=4, host=4, padding=0.6), no_padding, padding=0.61)
-    assert found.limited_by[0] == Cause("padding", pytest.approx(0.6), 0.61, confirmed_by=Fix("remove_padding"))
-    assert found.limited_by[1] == Cause("compute", pytest.approx(0.4 * 0.6))
+    verdict = on_split(parts_of(compute=12, kernels=4, host=4, padding=0.6), no_padding, padding=0.61)
+    assert verdict.limited_by[0] == Cause("padding", pytest.approx(0.6), 0.61, confirmed_by=Fix("remove_padding"))
+    assert verdict.limited_by[1] == Cause("compute", pytest.approx(0.4 * 0.6))
     no_gain = replace(no_padding, measured=Interval(1.1, 1.0, 1.2))
-    found = on_split(owned(compute=12, kernels=4, host=4, padding=0.6), no_gain, padding=0.61)
-    assert found.limited_by[0].confirmed_by is None
+    verdict = on_split(parts_of(compute=12, kernels=4, host=4, padding=0.6), no_gain, padding=0.61)
+    assert verdict.limited_by[0].confirmed_by is None
 
 
 def test_time_that_did_not_show_again_settles_nothing():
-    found = on_split(owned(compute=12, remainder=8))
-    assert (found.bound, found.settled, found.unsettled.kind, found.confidence) == (
+    verdict = on_split(parts_of(compute=12, unexplained=8))
+    assert (verdict.bound, verdict.settled, verdict.unsettled.kind, verdict.confidence) == (
         "compute",
         False,
         "unexplained",
         "low",
     )
-    assert "took 40 % less" in found.unsettled.text
-    assert on_split(owned(compute=15, remainder=5)).settled
-    assert [cause.kind for cause in found.limited_by] == ["compute"]
+    assert "took 40 % less" in verdict.unsettled.text
+    assert on_split(parts_of(compute=15, unexplained=5)).settled
+    assert [cause.kind for cause in verdict.limited_by] == ["compute"]
 
 
 def test_most_of_the_time_that_did_not_show_again_is_named_before_what_did():
-    found = on_split(owned(compute=5, host=4, remainder=11))
-    assert [cause.kind for cause in found.limited_by] == ["remainder", "compute", "host"]
-    assert not found.settled
+    verdict = on_split(parts_of(compute=5, host=4, unexplained=11))
+    assert [cause.kind for cause in verdict.limited_by] == ["unexplained", "compute", "host"]
+    assert not verdict.settled
 
 
 def test_no_cause_is_more_than_the_whole_where_the_batch_took_longer_when_it_was_run_again():
-    found = on_split(owned(around=90, compute=10, remainder=-80))
-    assert not found.settled and "took 400 % more" in found.unsettled.text
-    assert [cause.share for cause in found.limited_by] == [pytest.approx(0.9), pytest.approx(0.1)]
+    verdict = on_split(parts_of(around=90, compute=10, unexplained=-80))
+    assert not verdict.settled and "took 400 % more" in verdict.unsettled.text
+    assert [cause.share for cause in verdict.limited_by] == [pytest.approx(0.9), pytest.approx(0.1)]
 
 
 def test_predictions_that_come_true_bear_the_owners_out():
     dtype = Trial(Fix("dtype", {"dtype": "bfloat16"}), Interval(1.8, 1.7, 1.9), predicted=Interval(1.9, 1.7, 2.1))
     wrong = replace(dtype, measured=Interval(0.9, 0.85, 0.95))
     unclear = replace(wrong, predicted=Interval(1.05, 0.9, 1.2))
-    split = owned(compute=4, kernels=12, host=4)
+    split = parts_of(compute=4, kernels=12, host=4)
     assert on_split(split, dtype, unclear).confirmation == "confirmed"
     for trials in ([wrong], [dtype, wrong], [unclear]):
         assert on_split(split, *trials).confirmation == "untested"
@@ -300,11 +312,11 @@ def test_predictions_that_come_true_bear_the_owners_out():
 
 def test_an_interval_too_wide_to_tell_is_not_settled_and_says_what_would_tell():
     wide = Times(Interval(0.0280, 0.0240, 0.0320))
-    found = judged(wide, [PRODUCT])
-    assert (found.bound, found.settled, found.unsettled.kind) == ("mixed", False, "close")
+    verdict = judged(wide, [PRODUCT])
+    assert (verdict.bound, verdict.settled, verdict.unsettled.kind) == ("mixed", False, "close")
     assert (
-        "arithmetic or work too small for this machine would explain the time, which is known to ±14 %"
-        in found.unsettled.text
+        "compute or work too small for this machine would explain the time, which is known to ±14 %"
+        in verdict.unsettled.text
     )
     assert judged(Times(Interval(0.0280, 0.0270, 0.0290)), [PRODUCT]).settled  # on the edge, and known to be
 
@@ -332,8 +344,8 @@ def test_predicted_gains_come_first_and_none_is_smaller_than_the_time_can_tell()
         return Gain(fix, 9.0, "a limit", predicted=Interval(factor, factor, factor))
 
     wide = Times(Interval(0.0125, 0.0120, 0.0130))  # 8 % from end to end
-    found = judged(wide, [PRODUCT], gains=[predicted(1.07), predicted(1.1), predicted(1.5), predicted(0.8)])
-    assert [str(gain.fix) for gain in found.gains] == ["1.5", "1.1", "better kernels for these shapes"]
+    verdict = judged(wide, [PRODUCT], gains=[predicted(1.07), predicted(1.1), predicted(1.5), predicted(0.8)])
+    assert [str(gain.fix) for gain in verdict.gains] == ["1.5", "1.1", "better kernels for these shapes"]
 
 
 def test_the_fixed_cost_is_the_intercept_of_the_line():
@@ -346,20 +358,20 @@ ON_GPU = times(14.0, device_s=Interval.exact(0.0105), enqueue_s=0.001)
 
 
 @pytest.mark.parametrize(
-    ("found", "line"),
+    ("verdict", "line"),
     [
         (judged(times(12.5), [PRODUCT]), "80.0 GFLOP/s of 100.0 measured on this machine (80 %)"),
         (
             judged(times(12.5), [PRODUCT]),
-            "operator by operator the limits need 80 % of the time: compute 80 %, memory 0 %, launch 0 %",
+            "the roofline of each operator adds up to 80 % of the time: compute 80 %, memory 0 %, launch 0 %",
         ),
         (judged(times(10.0, input_s=0.03), [PRODUCT]), "making the input takes 30.00 ms"),
-        (judged(times(40.0), [timed(PRODUCT, 10.0)]), "of the measured time 75 % is small operators"),
+        (judged(times(40.0), [timed(PRODUCT, 10.0)]), "75 % of the time is dispatch overhead"),
         (judged(ON_GPU, [PRODUCT], on_host=False), "the device computes for 10.50 of 14.00 ms"),
     ],
 )
-def test_the_evidence_holds_what_tells_most_about_the_bound(found, line):
-    assert any(each.startswith(line) for each in found.evidence)
+def test_the_evidence_holds_what_tells_most_about_the_bound(verdict, line):
+    assert any(text.startswith(line) for text in verdict.evidence)
 
 
 def test_a_trial_that_cannot_tell_two_bounds_apart_confirms_neither():
@@ -375,24 +387,24 @@ def test_a_trial_that_cannot_tell_two_bounds_apart_confirms_neither():
 def test_device_and_isolated_time_move_apart_at_the_ends():
     # at the centre 20 % of the time is idle; with the device at its low end and the whole at its high end it is 49 %
     apart = Times(Interval(0.010, 0.008, 0.0125), device_s=Interval(0.008, 0.0064, 0.010), enqueue_s=0.001)
-    found = judged(apart, [replace(PRODUCT, flops=0.7e9)], on_host=False)
-    assert found.bound == "mixed" and {"compute", "launch"} <= set(found.alternatives)
+    verdict = judged(apart, [replace(PRODUCT, flops=0.7e9)], on_host=False)
+    assert verdict.bound == "mixed" and {"compute", "launch"} <= set(verdict.alternatives)
 
 
 def test_gains_of_every_bound_that_it_may_be_are_named():
     padding = Gain(Fix("remove_padding"), 2.4, "58 % of the FLOPs are of padding")
     apart = Times(Interval(0.0133, 0.0120, 0.0145), device_s=Interval(0.010, 0.010, 0.010), enqueue_s=0.001)
-    found = judged(apart, [replace(PRODUCT, flops=0.9e9)], on_host=False, gains=[padding])
-    assert found.bound == "mixed" and "remove_padding" in [gain.fix.kind for gain in found.gains]
+    verdict = judged(apart, [replace(PRODUCT, flops=0.9e9)], on_host=False, gains=[padding])
+    assert verdict.bound == "mixed" and "remove_padding" in [gain.fix.kind for gain in verdict.gains]
 
 
 def test_what_was_tried_replaces_what_was_thought():
     medium = Fix("matmul_precision", {"precision": "medium"})
     tried = Trial(medium, Interval(0.6, 0.5, 0.7), expected={"compute": (1.4, 2.4)})
     gains = [Gain(medium, 1.9, "the ratio of the ceilings"), Gain(Fix("remove_padding"), 2.4, "padding")]
-    found = judged(times(12.5), [PRODUCT], trials=[tried], gains=gains)
-    assert [gain.fix.kind for gain in found.gains] == ["remove_padding", "better_kernels"]
-    assert [(trial.fix, trial.outcome) for trial in found.trials] == [(medium, "loses")]
+    verdict = judged(times(12.5), [PRODUCT], trials=[tried], gains=gains)
+    assert [gain.fix.kind for gain in verdict.gains] == ["remove_padding", "better_kernels"]
+    assert [(trial.fix, trial.outcome) for trial in verdict.trials] == [(medium, "loses")]
 
 
 @pytest.mark.parametrize(
@@ -429,7 +441,7 @@ FULL = Verdict(
     ),
     untried=(Untried(Fix("fuse_operators"), "over_budget", "compiling takes longer"),),
     reference=Reference(8, 154, Interval(0.0146, 0.0144, 0.0148)),
-    owners=(Owner("compute", 0.006, 0.61), Owner("remainder", -0.001)),
+    breakdown=(Part("compute", 0.006, 0.61), Part("unexplained", -0.001)),
     limited_by=(Cause("padding", 0.5, 0.61, Fix("remove_padding")), Cause("kernels", 0.2)),
     unsettled=Unsettled("close", "a quieter machine"),
 )
@@ -449,20 +461,10 @@ def test_a_verdict_prints_as_a_sentence():
         str(FULL)
         == repr(FULL)
         == (
-            "limited by arithmetic, which alone needs 50 % of the time; no padding: 2.60 times as fast, measured; "
+            "limited by compute, which alone needs 50 % of the time; no padding: 2.60 times as fast, measured; "
             "not settled: a quieter machine"
         )
     )
-
-
-def test_a_verdict_of_an_older_version_is_read_without_what_it_did_not_know():
-    plain = json.loads(json.dumps(FULL.as_dict()))
-    older = {name: plain[name] for name in ("bound", "alternatives", "share_of_limit", "confidence", "evidence")}
-    older |= {"doubts": [], "doubt_kinds": [], "confirmation": "contradicted"}
-    older["gains"] = [{**plain["gains"][0], "measured": None}]
-    older["trials"] = [{"trial": "the batch doubled", "kind": "double_batch", "settings": {}, "value": 0.5, "low": 0.4}]
-    found = Verdict.from_dict(older)
-    assert (found.confirmation, found.trials, found.settled, found.reference) == ("contradicted", (), True, None)
 
 
 def test_a_fix_of_no_known_kind_is_refused():
@@ -473,7 +475,7 @@ def test_a_fix_of_no_known_kind_is_refused():
 SECONDS, CASES = 0.02, 600
 ROUND_LIMITS = Limits(Interval.exact(1e12), ((2**28, Interval.exact(1e11)),), Interval.exact(1e-9))
 OPERATORS = [OperatorLoad("aten::mm", 1, 1e9, 0, 0)]
-REPLAY_NOISE, TRIAL_NOISE, TRIAL_REACH = 0.06, 0.01, 0.025  # standard errors of an owner and of a factor; half interval
+REPLAY_NOISE, TRIAL_NOISE, TRIAL_REACH = 0.06, 0.01, 0.025  # standard errors of a part and of a factor; half interval
 
 
 def spread(value: float, reach: float) -> Interval:
@@ -489,7 +491,7 @@ def on_half_the_threads(rng: random.Random, shares: dict[str, float], expected: 
 
 
 def in_bfloat16(rng: random.Random, shares: dict[str, float], seen: dict[str, float]) -> Trial:
-    """Return the trial, with what the owners that were seen predict: all but the host is twice as fast."""
+    """Return the trial, with what the parts that were seen predict: all but the host is twice as fast."""
 
     def factor(of: dict[str, float]) -> float:
         return sum(of.values()) / (of["host"] + (sum(of.values()) - of["host"]) / 2)
@@ -499,16 +501,16 @@ def in_bfloat16(rng: random.Random, shares: dict[str, float], seen: dict[str, fl
 
 
 def case(rng: random.Random, expected: Trial) -> tuple[str, Verdict]:
-    weights = {kind: rng.gammavariate(0.7, 1) for kind in OF_OWNERS}
+    weights = {kind: rng.gammavariate(0.7, 1) for kind in BOUND_OF_PART}
     shares = {kind: weight / sum(weights.values()) for kind, weight in weights.items()}
     truth: Counter[str] = Counter()
     for kind, share in shares.items():
-        truth[OF_OWNERS[kind]] += share
+        truth[BOUND_OF_PART[kind]] += share
     seen = {kind: share * rng.gauss(1, REPLAY_NOISE) for kind, share in shares.items()}
-    owners = [Owner(kind, SECONDS * share) for kind, share in seen.items()]
-    owners.append(Owner("remainder", SECONDS * (1 - sum(seen.values()))))
+    parts = [Part(kind, SECONDS * share) for kind, share in seen.items()]
+    parts.append(Part("unexplained", SECONDS * (1 - sum(seen.values()))))
     trials = [on_half_the_threads(rng, shares, expected), in_bfloat16(rng, shares, seen)]
-    split = Split(SECONDS, tuple(owners), None)
+    split = Split(SECONDS, tuple(parts), None)
     times = Times(Interval.exact(SECONDS))
     return truth.most_common(1)[0][0], judged(
         times, OPERATORS, ROUND_LIMITS, split=split, trials=trials[: rng.randint(0, 2)]
@@ -524,9 +526,11 @@ def test_high_is_right_in_95_of_100_and_medium_in_80(monkeypatch: pytest.MonkeyP
     rng = random.Random(seed)
     said: Counter[str] = Counter()
     right: Counter[str] = Counter()
-    for truth, found in (case(rng, expected) for _ in range(CASES)):
-        said[found.confidence] += 1
-        right[found.confidence] += found.bound == truth or (found.bound == "mixed" and truth in found.alternatives)
+    for truth, verdict in (case(rng, expected) for _ in range(CASES)):
+        said[verdict.confidence] += 1
+        right[verdict.confidence] += verdict.bound == truth or (
+            verdict.bound == "mixed" and truth in verdict.alternatives
+        )
     shares = {word: right[word] / said[word] for word in said}
     assert shares["high"] >= 0.95 and shares["medium"] >= 0.80, (shares, said)
     assert said["high"] >= 0.2 * CASES and said["low"] <= 0.4 * CASES, said

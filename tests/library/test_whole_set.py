@@ -36,10 +36,10 @@ def test_the_batches_of_a_dataset_are_known_before_anything_is_timed():
 def test_every_batch_is_as_likely_as_any_other_and_each_sample_holds_short_and_long_ones():
     arrivals = Arrivals.of(LENGTHS, 8)
     samples = [arrivals.sample(20, number) for number in range(1000)]
-    assert {len(set(each)) for each in samples} == {20}
-    counts = Counter(index for each in samples for index in each)
+    assert {len(set(indices)) for indices in samples} == {20}
+    counts = Counter(index for indices in samples for index in indices)
     assert min(counts.values()) > 0.9 * 80 and max(counts.values()) < 1.1 * 80  # 20 of 250, a thousand times
-    means = [arrivals.longest[each].mean() for each in samples]
+    means = [arrivals.longest[indices].mean() for indices in samples]
     random = [np.random.default_rng(seed).choice(arrivals.longest, 20).mean() for seed in range(1000)]
     assert np.std(means) < np.std(random) / 2.5
     assert samples[0] == sorted(samples[0]) == arrivals.sample(20, 0) != samples[1]
@@ -50,14 +50,14 @@ def test_every_batch_is_as_likely_as_any_other_and_each_sample_holds_short_and_l
 def test_the_cost_of_a_batch_is_found_and_never_negative(terms):
     arrivals, cost = Arrivals.of(LENGTHS, 4), Cost(*terms)
     batches = [totals(arrivals, index) for index in arrivals.sample(40, 0)]
-    found = Cost.fit(batches, [cost.of(each) for each in batches])
-    assert found.of(arrivals.totals) == pytest.approx(cost.of(arrivals.totals), rel=2e-3)
-    assert min(found.by_batch, found.by_token, found.by_square) >= 0
+    fitted = Cost.fit(batches, [cost.of(batch) for batch in batches])
+    assert fitted.of(arrivals.totals) == pytest.approx(cost.of(arrivals.totals), rel=2e-3)
+    assert min(fitted.by_batch, fitted.by_token, fitted.by_square) >= 0
 
 
 def test_lengths_that_do_not_differ_cost_by_token():
-    found = Cost.fit([Totals.one(4, 40, 40)] * 5, [2.0] * 5)
-    assert found.of(Totals.one(4, 80, 80)) == pytest.approx(4.0, rel=0.01)
+    cost = Cost.fit([Totals.one(4, 40, 40)] * 5, [2.0] * 5)
+    assert cost.of(Totals.one(4, 80, 80)) == pytest.approx(4.0, rel=0.01)
 
 
 SPIKE_S = 4e-3  # about what another process keeps a core for
@@ -78,19 +78,19 @@ def test_intervals_cover_what_a_plain_loop_over_the_whole_dataset_takes(batch_si
     arrivals, rng, tries = Arrivals.of(LENGTHS, batch_size), np.random.default_rng(batch_size + count), 150
     every = list(range(len(arrivals)))
     truth = float(np.mean([times(rng, arrivals, every, stolen).sum() for _ in range(100)])) / len(LENGTHS)
-    held, told, errors = 0, 0, []
+    held, within, errors = 0, 0, []
     for attempt in range(tries):
         samples = [arrivals.sample(count, number + attempt * rounds) for number in range(rounds)]
         timed = [
-            [*zip([totals(arrivals, each) for each in chosen], times(rng, arrivals, chosen, stolen), strict=True)]
+            [*zip([totals(arrivals, index) for index in chosen], times(rng, arrivals, chosen, stolen), strict=True)]
             for chosen in samples
         ]
-        found = estimate(seconds_per_sample(timed, arrivals.totals))
-        errors.append(found.value / truth - 1)
-        held += found.low <= truth <= found.high
-        told += found.low <= truth <= found.high or abs(errors[-1]) <= 0.03
+        interval = estimate(seconds_per_sample(timed, arrivals.totals))
+        errors.append(interval.value / truth - 1)
+        held += interval.low <= truth <= interval.high
+        within += interval.low <= truth <= interval.high or abs(errors[-1]) <= 0.03
     assert held / tries >= 0.9  # nominally 0.95
-    assert told / tries >= 0.95
+    assert within / tries >= 0.95
     assert abs(np.mean(errors)) < 0.01
 
 

@@ -120,9 +120,9 @@ def test_products(call, flops, moved):
 )
 def test_a_convolution_multiplies_the_channels_of_its_group(groups, flops, weights):
     layer, given = torch.nn.Conv2d(4, 4, 3, groups=groups), torch.ones(2, 4, 8, 8)
-    found = only(count(lambda: layer(given)))
-    assert found.flops == flops
-    assert found.bytes == (2 * 4 * 64 + weights + 4 + 2 * 4 * 36) * FLOAT
+    operator = only(count(lambda: layer(given)))
+    assert operator.flops == flops
+    assert operator.bytes == (2 * 4 * 64 + weights + 4 + 2 * 4 * 36) * FLOAT
 
 
 GATHERED = ROWS_BYTES + IDS_BYTES + ROWS_BYTES
@@ -162,8 +162,8 @@ BYTES = {
 
 @pytest.mark.parametrize(("call", "moved"), BYTES.values(), ids=BYTES)
 def test_bytes_are_those_of_what_is_read_and_written(call, moved):
-    found = count(call)
-    assert (found.bytes, found.flops) == (moved, 0)
+    work = count(call)
+    assert (work.bytes, work.flops) == (moved, 0)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -172,8 +172,8 @@ def test_a_bag_of_embeddings_reads_every_row_it_adds(frozen):
     bag.weight.requires_grad_(not frozen)
     with torch.no_grad():
         outputs = torch.ops.aten._embedding_bag(bag.weight, ids, offsets)  # the sums, and the bookkeeping beside them
-    found = only(count(lambda: bag(ids, offsets)))
-    assert found.bytes == ROWS_BYTES + ids.nbytes + offsets.nbytes + sum(each.nbytes for each in outputs)
+    operator = only(count(lambda: bag(ids, offsets)))
+    assert operator.bytes == ROWS_BYTES + ids.nbytes + offsets.nbytes + sum(output.nbytes for output in outputs)
 
 
 NO_WORK = {
@@ -199,23 +199,23 @@ def test_views_and_allocations_are_no_work(call, inference):
 
 
 def test_calls_of_one_operator_at_the_same_shapes_add_up():
-    found = count(lambda: (X + Y, X[:2] + Y[:2], X + 1, Y + X))
-    assert [(each.name, each.shapes, each.calls, each.bytes) for each in found.operators] == [
+    work = count(lambda: (X + Y, X[:2] + Y[:2], X + 1, Y + X))
+    assert [(operator.name, operator.shapes, operator.calls, operator.bytes) for operator in work.operators] == [
         ("aten::add", ((4, 8), (4, 8)), 2, 6 * N),
         ("aten::add", ((2, 8), (2, 8)), 1, 3 * N // 2),
         ("aten::add", ((4, 8),), 1, 2 * N),
     ]
-    assert (found.calls, found.bytes) == (4, 6 * N + 3 * N // 2 + 2 * N)
+    assert (work.calls, work.bytes) == (4, 6 * N + 3 * N // 2 + 2 * N)
 
 
 @pytest.mark.parametrize("mask", [None, torch.ones(2, 1, 5, 5)], ids=["no mask", "mask"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_attention_counts_the_scores_and_the_sum_of_every_query_head(mask, kv_heads):
     query, key, value = torch.ones(2, 4, 5, 8), torch.ones(2, kv_heads, 5, 8), torch.ones(2, kv_heads, 5, 8)
-    found = count(lambda: F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=kv_heads != 4))
-    assert found.flops == 2 * 2 * 4 * 5 * 5 * (8 + 8)
+    work = count(lambda: F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=kv_heads != 4))
+    assert work.flops == 2 * 2 * 4 * 5 * 5 * (8 + 8)
     moved = 2 * query.nbytes + 2 * key.nbytes + 2 * 4 * 5 * FLOAT  # q, out, k, v, and the logarithm of each row's sum
-    assert found.bytes == moved + (mask.nbytes if mask is not None else 0)
+    assert work.bytes == moved + (mask.nbytes if mask is not None else 0)
     query, key = torch.ones(1, 2, 3, 8), torch.ones(1, 2, 7, 8)  # of other lengths: their product
     assert count(lambda: F.scaled_dot_product_attention(query, key, key)).flops == 2 * 2 * 3 * 7 * (8 + 8)
 
@@ -237,8 +237,8 @@ def test_attention_of_packed_texts_counts_the_pairs_of_each_text(is_varlen):
         )  # fmt: skip
     assert operators.flops(func, given, {}, None) == 2 * pairs * heads * 2 * width
     ends = torch.arange(4, dtype=torch.int32)  # one query of each text, as in a last layer that is trimmed
-    place = 3 if is_varlen else 4
-    one = [*given[:place], ends, starts, *given[place + 2 :]]
+    position = 3 if is_varlen else 4
+    one = [*given[:position], ends, starts, *given[position + 2 :]]
     assert operators.flops(func, one, {}, None) == 2 * sum(lengths) * heads * 2 * width
     if not is_varlen:
         dense = [*given[:4], None, None, None, None, 0.0, 0]
@@ -317,8 +317,8 @@ def test_a_clock_times_the_operators_and_not_the_counting(spin):
         spin.clock.advance(64.0)
         return 7
 
-    found = count(lambda: (spin.operator(X), spin.operator(X), X + Y), clock=spin.clock)
-    assert [(each.name, each.calls, each.flops, each.seconds) for each in found.operators] == [
+    work = count(lambda: (spin.operator(X), spin.operator(X), X + Y), clock=spin.clock)
+    assert [(operator.name, operator.calls, operator.flops, operator.seconds) for operator in work.operators] == [
         ("boundby_test::spin", 2, 14, 0.75),
         ("aten::add", 1, 0, 0.0),
     ]
@@ -329,10 +329,10 @@ def test_least_bytes_leave_out_what_stays_in_between():
     first, second, unused = torch.nn.Linear(8, 16), torch.nn.Linear(16, 2), torch.nn.Linear(8, 8)
     model = torch.nn.Sequential(first, torch.nn.ReLU(), second)
     model.unused = unused
-    weights = sum(each.nbytes for layer in (first, second) for each in layer.parameters())
-    found = count(lambda: {"logits": torch.nn.Sequential.forward(model[:3], X)})
-    assert found.least_bytes == weights + N + 4 * 2 * FLOAT
-    assert found.bytes == found.least_bytes + 4 * 4 * 16 * FLOAT  # the hidden layer, and after its ReLU
+    weights = sum(parameter.nbytes for layer in (first, second) for parameter in layer.parameters())
+    work = count(lambda: {"logits": torch.nn.Sequential.forward(model[:3], X)})
+    assert work.least_bytes == weights + N + 4 * 2 * FLOAT
+    assert work.bytes == work.least_bytes + 4 * 4 * 16 * FLOAT  # the hidden layer, and after its ReLU
 
 
 LEAST_BYTES = {

@@ -38,7 +38,7 @@ FLOPS_PER_S = 1.25 * FLOPS_PER_TOKEN / SECONDS_PER_TOKEN  # they reach 80 % of t
 EVEN = ["a b c d e f g h"] * 8
 UNEVEN = ["a b c d e f g h", "a b", "a b c", "a b c"]  # as a batch of four: 16 real and 32 padded tokens
 ENERGY = ("energy_per_sample_j", "energy_per_sample_net_j")
-DIAGNOSED = {column.name for column in COLUMNS if column.found}
+DIAGNOSED = {column.name for column in COLUMNS if column.diagnosed}
 WORK = ("flops_per_batch", "useful_flops_pct", "bytes_per_batch", "flops_per_sec", "share_of_ceiling_pct")
 
 
@@ -145,14 +145,14 @@ class Bench:
         return replace(subject, **changes)
 
     def findings(self, subject: Subject | None = None, chosen: int | None = None) -> list[Finding]:
-        found: list[Finding] = []
+        findings: list[Finding] = []
         with self.takes_time:
-            diagnose(subject or self.subject(), self.rows, self.visits, found.append, chosen)
-        return found
+            diagnose(subject or self.subject(), self.rows, self.visits, findings.append, chosen)
+        return findings
 
     def finding(self, chosen: int | None = None, **changes: Any) -> Finding:
-        [found] = self.findings(self.subject(**changes), chosen)
-        return found
+        [findings] = self.findings(self.subject(**changes), chosen)
+        return findings
 
     def row(self, **changes: Any) -> dict[str, Any]:
         return self.finding(**changes).fill(self.rows[0])
@@ -176,7 +176,7 @@ def tried(verdict: Verdict) -> list[str]:
 
 
 def values(finding: Finding) -> dict[str, Any]:
-    return {column.name: column.found(finding) for column in COLUMNS if column.found}
+    return {column.name: column.diagnosed(finding) for column in COLUMNS if column.diagnosed}
 
 
 def raising(error: BaseException, from_rows: int = 5) -> Callable[[int, int], None]:
@@ -237,8 +237,8 @@ def test_flops_far_from_the_formula_are_a_doubt(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("utils.baseline.diagnosis.transformer_shape", lambda model: "a shape that is known")
     for factor, doubts in ((1.04, []), (2.0, ["the counted FLOPs are 0.50 times those of the formula"])):
         monkeypatch.setattr("utils.baseline.diagnosis.transformer_flops", lambda *_, factor=factor: factor * counted)
-        found = [doubt.text[:53] for doubt in bench.finding().verdict.doubts if doubt.kind == "work"]
-        assert found == doubts
+        texts = [doubt.text[:53] for doubt in bench.finding().verdict.doubts if doubt.kind == "work"]
+        assert texts == doubts
 
 
 def test_columns_follow_from_work_time_and_ceiling() -> None:
@@ -265,8 +265,8 @@ def test_every_measured_batch_size_has_a_finding_and_no_other() -> None:
     bench.model.before = lambda rows, tokens: None
     assert [row["status"] for row in bench.rows] == ["ok", "ok", "oom", "skipped_oom"]
     findings = bench.findings()
-    assert [each.batch_size for each in findings] == [1, 2]
-    assert [values(each)["flops_per_batch"] for each in findings] == [8 * FLOPS_PER_TOKEN, 16 * FLOPS_PER_TOKEN]
+    assert [finding.batch_size for finding in findings] == [1, 2]
+    assert [values(finding)["flops_per_batch"] for finding in findings] == [8 * FLOPS_PER_TOKEN, 16 * FLOPS_PER_TOKEN]
 
 
 def test_a_noisy_row_is_diagnosed_and_its_verdict_in_doubt() -> None:
@@ -329,9 +329,9 @@ def test_useful_flops_that_no_parabola_gives_are_unknown() -> None:
     row = bench.row()
     assert row["useful_flops_pct"] is None
     assert "no parabola" in row["reasons"]["useful_flops_pct"]
-    [gain] = [each for each in row["verdict"]["gains"] if each["kind"] == "remove_padding"]
+    [gain] = [gain for gain in row["verdict"]["gains"] if gain["kind"] == "remove_padding"]
     assert gain["at_most"] == pytest.approx(80 / 43 / 0.8, rel=1e-3)  # what is left, at the limits
-    assert "46 % of the arithmetic is for padding" in gain["basis"]
+    assert "46 % of the FLOPs are for padding" in gain["basis"]
 
 
 def test_a_model_that_can_be_counted_with_padding_alone_keeps_its_row() -> None:
@@ -359,19 +359,23 @@ def test_the_part_that_does_not_grow_with_the_batch_is_found_from_all_rows() -> 
     findings = bench.sweep(1, 2, 4).findings()
     for finding, percent in zip(findings, (50, 33, 20), strict=True):
         assert f"{percent} % of the time does not grow with the batch" in finding.verdict.evidence
-    measured = [{trial.name: trial.measured.value for trial in each.verdict.trials} for each in findings]
-    assert [each.get("batch size 4") for each in measured] == [pytest.approx(2 / 1.25), pytest.approx(1.5 / 1.25), None]
-    assert {trial.source for each in findings for trial in each.verdict.trials} == {"sweep"}
+    measured = [{trial.name: trial.measured.value for trial in finding.verdict.trials} for finding in findings]
+    assert [factors.get("batch size 4") for factors in measured] == [
+        pytest.approx(2 / 1.25),
+        pytest.approx(1.5 / 1.25),
+        None,
+    ]
+    assert {trial.source for finding in findings for trial in finding.verdict.trials} == {"sweep"}
 
 
 def on_a_device(bench: Bench, **seconds: float) -> None:
     def note(visit: Visit) -> Visit:
         first = visit.of("isolated")[0]
-        found = [replace(first, quantity=name, seconds=value) for name, value in seconds.items()]  # type: ignore[arg-type]
-        return replace(visit, timings=(*visit.timings, *found))
+        added = [replace(first, quantity=name, seconds=value) for name, value in seconds.items()]  # type: ignore[arg-type]
+        return replace(visit, timings=(*visit.timings, *added))
 
     bench.visits = [note(visit) for visit in bench.visits]
-    bench.rows = columns.rows(bench.visits, sorted({each.batch_size for each in bench.visits}), 0.03)
+    bench.rows = columns.rows(bench.visits, sorted({visit.batch_size for visit in bench.visits}), 0.03)
 
 
 @pytest.fixture
@@ -403,7 +407,7 @@ def test_the_time_of_the_device_is_that_of_the_row(meta: torch.device) -> None:
     bench.visits = [replace(bench.visits[0], round=number) for number in range(6)]
     on_a_device(bench, device=32 * SECONDS_PER_TOKEN, enqueue=2.0**-20, transfer=2.0**-20)
     disturbed = (Disturbance("gpu_shared", "1 other process(es) held the GPU"),)
-    slow = tuple(replace(each, seconds=64 * each.seconds) for each in bench.visits[5].timings)
+    slow = tuple(replace(timing, seconds=64 * timing.seconds) for timing in bench.visits[5].timings)
     bench.visits[5] = replace(bench.visits[5], timings=slow, disturbances=disturbed)
     bench.rows = columns.rows(bench.visits, [4], 0.03)
     bench.model.to(meta)
@@ -424,7 +428,7 @@ def two_threads(threads: FakeThreads) -> Iterator[None]:
 
 
 def untried(verdict: Verdict) -> dict[str, str]:
-    return {each.fix.kind: each.kind for each in verdict.untried}
+    return {untried.fix.kind: untried.kind for untried in verdict.untried}
 
 
 def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None:
@@ -466,15 +470,15 @@ def test_a_model_that_cannot_be_packed_says_so() -> None:
 
 def test_a_slow_tokenizer_is_tried_beside_the_forward() -> None:
     bench = Bench(EVEN, seconds_per_text=8 * SECONDS_PER_TOKEN).sweep(4)
-    assert "prepare the input ahead, in another thread or process" in tried(bench.finding(4).verdict)
+    assert "tokenize in a background worker" in tried(bench.finding(4).verdict)
 
 
 def test_other_precisions_gain_at_most_what_their_limits_allow() -> None:
     others = (compute("float32", "medium", ratio=4.0, configured=False), compute("bfloat16", None, ratio=8.0))
     bench = Bench(EVEN).sweep(4)
-    found = fixes(bench.finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, *others))).verdict)
-    assert found["float32 products at precision 'medium'"] == pytest.approx(4.0 / 0.8)  # from 80 % of the limit
-    assert found["run in bfloat16"] == pytest.approx(8.0 / 0.8)
+    at_most = fixes(bench.finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, *others))).verdict)
+    assert at_most["float32 matmul at precision 'medium'"] == pytest.approx(4.0 / 0.8)  # from 80 % of the limit
+    assert at_most["run in bfloat16"] == pytest.approx(8.0 / 0.8)
 
 
 # Energy
@@ -581,7 +585,7 @@ def test_doubts_are_joined_without_repeats_and_the_row_given_is_left_alone() -> 
 
 def seen_at(bench: Bench, mhz: float) -> None:
     conditions = Conditions(seconds=1.0, cores=1, gpu_sm_clock_mhz=(mhz,))
-    bench.visits = [replace(each, conditions=conditions) for each in bench.visits]
+    bench.visits = [replace(visit, conditions=conditions) for visit in bench.visits]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class NoEnergy(FakeGpu):
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Callable[[Any], list[torch.device]]:
+def driver(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Callable[[Any], list[torch.device]]:
     """Return a setter of what the driver gives; it returns the list of the devices asked for. No meter sleeps."""
     monkeypatch.setattr(
         instruments, "EnergyMeter", lambda counter, timer: EnergyMeter(counter, timer, sleep=clock.advance)
@@ -92,8 +92,8 @@ def package(powercap: Path) -> Path:
         (CPU, lambda clock: NoSource("the device is not a GPU"), {"process_bytes"}),
     ],
 )
-def test_the_host_is_read_and_a_gpu_where_its_driver_answers(found, clock, device, make, readings):
-    asked = found(make(clock))
+def test_the_host_is_read_and_a_gpu_where_its_driver_answers(driver, clock, device, make, readings):
+    asked = driver(make(clock))
     source = instruments.source(device)
     assert asked == [device] and source.reason is None
     assert readings <= set(source.read())
@@ -107,8 +107,8 @@ def test_the_host_is_watched_by_a_reference_on_a_cpu_alone():
     assert instruments.watch(GPU).start().stop().slowdown is None
 
 
-def test_a_gpu_with_a_counter_has_a_meter_and_its_idle_power(found, clock):
-    asked = found(FakeGpu(clock))
+def test_a_gpu_with_a_counter_has_a_meter_and_its_idle_power(driver, clock):
+    asked = driver(FakeGpu(clock))
     meter, idle_w, reason = instruments.energy(GPU, Timer(clock))
     assert asked == [GPU]
     assert meter is not None and meter.tick_s == TICK_S
@@ -124,8 +124,8 @@ def test_a_gpu_with_a_counter_has_a_meter_and_its_idle_power(found, clock):
         (lambda clock: FakeGpu(clock, tick_s=None), "no energy counter: the energy counter did not move within 1 s"),
     ],
 )
-def test_a_gpu_without_a_counter_that_moves_tells_why(found, clock, make, reason):
-    found(make(clock))
+def test_a_gpu_without_a_counter_that_moves_tells_why(driver, clock, make, reason):
+    driver(make(clock))
     assert instruments.energy(GPU, Timer(clock)) == (None, None, reason)
 
 
@@ -139,10 +139,10 @@ def test_a_cpu_without_a_readable_counter_tells_so(powercap, clock):
     assert reason.startswith("no energy counter: ") and str(powercap / "intel-rapl:0" / "energy_uj") in reason
 
 
-def test_a_cpu_whose_package_counts_has_a_meter(powercap, found, clock, monkeypatch):
+def test_a_cpu_whose_package_counts_has_a_meter(powercap, driver, clock, monkeypatch):
     counter = package(powercap) / "energy_uj"
     counter.write_text("0")
-    found(NoSource("the device is not a GPU"))
+    driver(NoSource("the device is not a GPU"))
     read = instruments.RaplCounter.joules
 
     def joules(self: RaplCounter) -> float:  # 32 W

@@ -40,8 +40,8 @@ def visit(number: int, *batch_seconds: float, batch_size: int = 4, **others: Any
     timings = [Timing("cold", 0, 5.0, 4, 40, 48)] if number == 0 else []
     timings += [Timing("tokenize", 0, 0.02, 8, 60, 96)]
     timings += [
-        Timing("isolated", index % 2, each, batch_size, 40 if index % 2 == 0 else 20, 48)
-        for index, each in enumerate(seconds)
+        Timing("isolated", index % 2, taken_s, batch_size, 40 if index % 2 == 0 else 20, 48)
+        for index, taken_s in enumerate(seconds)
     ]
     return Visit(
         dtype="float32",
@@ -101,15 +101,15 @@ def test_a_slow_batch_moves_the_mean_and_not_the_median() -> None:
 def test_the_cold_call_is_in_no_other_number() -> None:
     cold, mild = visit(0), visit(0)
     cold = replace(cold, timings=(replace(cold.timings[0], seconds=1e6), *cold.timings[1:]))
-    found, expected = row_of(cold, visit(1)), row_of(mild, visit(1))
-    assert found.pop("cold_call_ms") == 1e9
+    row, expected = row_of(cold, visit(1)), row_of(mild, visit(1))
+    assert row.pop("cold_call_ms") == 1e9
     assert expected.pop("cold_call_ms") == 5000.0
-    assert found == expected
+    assert row == expected
 
 
 def test_throughput_is_that_of_pipelined_calls_and_latency_that_of_isolated_ones() -> None:
     pipelined = Timing("pipelined", 0, 2.0, 16, 120, 192)
-    visits = [replace(each, timings=(*each.timings, pipelined)) for each in (visit(0), visit(1))]
+    visits = [replace(made, timings=(*made.timings, pipelined)) for made in (visit(0), visit(1))]
     row = row_of(*visits)
     assert row["rounds"] == 2
     assert row["throughput_samples_per_sec_mean"] == pytest.approx(8.0, rel=1e-12)
@@ -183,7 +183,7 @@ def test_every_none_has_a_reason_and_every_reason_a_none() -> None:
         unknown = {name for name in NAMES if row[name] is None}
         assert set(row["reasons"]) == unknown
         assert all(row["reasons"].values())
-        assert {column.name for column in COLUMNS if column.found} <= unknown
+        assert {column.name for column in COLUMNS if column.diagnosed} <= unknown
 
 
 def test_memory_is_the_most_of_all_visits_in_mb() -> None:
@@ -240,7 +240,7 @@ def test_an_outlier_is_a_doubt() -> None:
 def test_rounds_that_stayed_disturbed_are_one_typed_doubt() -> None:
     pushed = Disturbance("preemption", "this process was pushed off its core 250 times a second")
     row = row_of(visit(0), visit(1, disturbances=(LOAD, pushed)), visit(2, disturbances=(LOAD,)))
-    [doubt] = [each for each in row["doubts"] if each.startswith("disturbed:")]
+    [doubt] = [text for text in row["doubts"] if text.startswith("disturbed:")]
     assert "2 of 3 rounds" in doubt
     assert f"{LOAD.text} (in 2)" in doubt and f"{pushed.text} (in 1)" in doubt
     assert row["disturbed_rounds"] == 2

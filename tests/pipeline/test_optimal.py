@@ -44,16 +44,16 @@ def unmeasured(batch_size: int, status: str) -> dict[str, Any]:
 
 
 def test_the_smallest_batch_size_near_the_best_is_optimal() -> None:
-    found = optimal([row(1, 50.0), row(8, 95.0), row(16, 100.0), row(32, 99.0)], NO_TARGETS)
-    assert (found["batch_size"], found["throughput_samples_per_sec"]) == (8, 95.0)
-    assert found["max_throughput"]["batch_size"] == 16
+    choice = optimal([row(1, 50.0), row(8, 95.0), row(16, 100.0), row(32, 99.0)], NO_TARGETS)
+    assert (choice["batch_size"], choice["throughput_samples_per_sec"]) == (8, 95.0)
+    assert choice["max_throughput"]["batch_size"] == 16
     assert optimal([row(8, 94.9), row(16, 100.0)], NO_TARGETS)["batch_size"] == 16
     assert optimal([row(8, 97.0, 2.0), row(16, 100.0, 2.0)], NO_TARGETS)["batch_size"] == 16  # it may be at 94
     assert optimal([row(8, 99.0, 2.0), row(16, 100.0, 2.0)], NO_TARGETS)["batch_size"] == 8
     assert optimal([row(8, 99.0, 20.0), row(16, 100.0)], NO_TARGETS)["batch_size"] == 16
     rows = [row(1, 10.0, status="noisy"), unmeasured(2, "failed"), unmeasured(4, "oom"), unmeasured(8, "skipped_oom")]
-    found = optimal(rows, NO_TARGETS)
-    assert found["batch_size"] == found["max_throughput"]["batch_size"] == 1
+    choice = optimal(rows, NO_TARGETS)
+    assert choice["batch_size"] == choice["max_throughput"]["batch_size"] == 1
 
 
 CURVES = ((393, 414, 390, 329, 275, 219), (450, 533, 526, 491, 383, 311), (100, 190, 340, 520, 600, 640), (100,) * 6)
@@ -67,15 +67,18 @@ def test_the_optimum_is_within_5_percent_of_the_true_one(error: float, least: fl
         for _ in range(tries):
             true = curve * np.exp(rng.normal(0, 0.03, len(curve)))
             noise = np.exp(rng.normal(0, error * math.sqrt(rounds), (len(curve), rounds)))
-            found = [estimate(list(seconds)) for seconds in noise / true[:, None]]
-            rows = [row(size, 1 / each.value, 100 * (each.half_width or 0)) for size, each in enumerate(found)]
+            intervals = [estimate(list(seconds)) for seconds in noise / true[:, None]]
+            rows = [
+                row(size, 1 / interval.value, 100 * (interval.half_width or 0))
+                for size, interval in enumerate(intervals)
+            ]
             held += true[optimal(rows, NO_TARGETS)["batch_size"]] >= 0.95 * true.max()
     assert held / (len(CURVES) * tries) >= least
 
 
 def test_nothing_measured_gives_none_with_a_reason_everywhere() -> None:
-    found = optimal([unmeasured(1, "oom")], Targets())
-    for choice in (found, found["max_throughput"], found["within_gpu_memory"], found["under_latency"]):
+    nothing = optimal([unmeasured(1, "oom")], Targets())
+    for choice in (nothing, nothing["max_throughput"], nothing["within_gpu_memory"], nothing["under_latency"]):
         assert choice["batch_size"] is choice["throughput_samples_per_sec"] is None
         assert choice["reason"] == "no batch size was measured"
     assert optimal([], Targets())["batch_size"] is None
@@ -87,11 +90,11 @@ def test_the_fastest_within_the_memory_is_named() -> None:
     assert optimal(rows, targets)["within_gpu_memory"]["batch_size"] == 8
     none = optimal(rows[2:], targets)["within_gpu_memory"]
     assert (none["batch_size"], none["reason"]) == (None, "every batch size needs more than 100 MB")
-    found = optimal([row(1, 10.0)], Targets(gpu_memory_mb=100))["within_gpu_memory"]
-    assert (found["batch_size"], found["reason"]) == (None, "the CPU allocator keeps no statistics")
-    found = optimal([row(1, 10.0)], NO_TARGETS)
-    assert found["within_gpu_memory"]["reason"] == "targets.gpu_memory_mb is not set"
-    assert found["under_latency"]["reason"] == "targets.latency_per_sample_ms is not set"
+    choice = optimal([row(1, 10.0)], Targets(gpu_memory_mb=100))["within_gpu_memory"]
+    assert (choice["batch_size"], choice["reason"]) == (None, "the CPU allocator keeps no statistics")
+    choice = optimal([row(1, 10.0)], NO_TARGETS)
+    assert choice["within_gpu_memory"]["reason"] == "targets.gpu_memory_mb is not set"
+    assert choice["under_latency"]["reason"] == "targets.latency_per_sample_ms is not set"
 
 
 def test_a_latency_is_under_the_limit_when_its_interval_is() -> None:
@@ -105,7 +108,7 @@ def test_a_latency_is_under_the_limit_when_its_interval_is() -> None:
 
 
 def judged(targets: Targets, chosen: dict[str, Any] | None, full: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-    return {each["name"]: each for each in judge(targets, chosen, full)}
+    return {target["name"]: target for target in judge(targets, chosen, full)}
 
 
 FULL = {"latency_per_sample_ms": 20.0, "throughput_samples_per_sec": 50.0, "accuracy": 0.9}
@@ -128,8 +131,8 @@ FULL = {"latency_per_sample_ms": 20.0, "throughput_samples_per_sec": 50.0, "accu
 )
 def test_a_target_is_met_at_its_value(name: str, target: float, met: bool) -> None:
     targets = NO_TARGETS.model_copy(update={name: target})
-    found = judge(targets, row(8, 100.0, memory_peak_mb=300.0, gpu_utilization_pct=80.0), FULL)
-    assert [(each["name"], each["target"], each["met"], each["reason"]) for each in found] == [
+    verdict = judge(targets, row(8, 100.0, memory_peak_mb=300.0, gpu_utilization_pct=80.0), FULL)
+    assert [(target["name"], target["target"], target["met"], target["reason"]) for target in verdict] == [
         (name, target, met, None)
     ]
 
@@ -141,22 +144,22 @@ def test_the_full_dataset_comes_before_the_sweep() -> None:
 
 
 def test_what_is_unknown_is_neither_met_nor_missed() -> None:
-    found = judged(ALL_TARGETS, row(8, 100.0), None)
+    verdict = judged(ALL_TARGETS, row(8, 100.0), None)
     for name in ("gpu_memory_mb", "gpu_utilization_pct", "accuracy"):
-        assert (found[name]["value"], found[name]["met"]) == (None, None)
-    assert found["gpu_memory_mb"]["reason"] == "the CPU allocator keeps no statistics"
-    assert found["gpu_utilization_pct"]["reason"] == "not measured"
-    assert found["accuracy"]["reason"] == "the full dataset was not evaluated"
-    found = judge(ALL_TARGETS, None, None)
-    assert len(found) == 5
-    assert all(each["met"] is None and each["reason"] for each in found)
+        assert (verdict[name]["value"], verdict[name]["met"]) == (None, None)
+    assert verdict["gpu_memory_mb"]["reason"] == "the CPU allocator keeps no statistics"
+    assert verdict["gpu_utilization_pct"]["reason"] == "not measured"
+    assert verdict["accuracy"]["reason"] == "the full dataset was not evaluated"
+    verdict = judge(ALL_TARGETS, None, None)
+    assert len(verdict) == 5
+    assert all(target["met"] is None and target["reason"] for target in verdict)
     assert judge(NO_TARGETS, row(8, 100.0), FULL) == []
 
 
 def test_without_labels_the_accuracy_says_so():
     unlabelled = {**FULL, "accuracy": None, "accuracy_reason": "the dataset has no labels"}
-    found = judged(ALL_TARGETS, row(8, 100.0), unlabelled)["accuracy"]
-    assert (found["met"], found["reason"]) == (None, "the dataset has no labels")
+    verdict = judged(ALL_TARGETS, row(8, 100.0), unlabelled)["accuracy"]
+    assert (verdict["met"], verdict["reason"]) == (None, "the dataset has no labels")
 
 
 FIXED, PER_TEXT, TOKENS = 1_000_000_001, 5e6, 200
@@ -173,11 +176,13 @@ def visits(sizes: list[int], field: str) -> list[Visit]:
 
 @pytest.mark.parametrize("field", ["process_peak_bytes", "device_peak_reserved_bytes"])
 def test_the_largest_batch_that_fits_is_told_for_usual_sizes(field):
-    found = memory.forecast(visits([1, 8, 32, 128], field), {TOKENS: Demand(TOKENS, ((0, PER_TEXT), (0, -PER_TEXT)))})
-    assert {batch["gb"]: batch["samples"] for batch in found["fits"]} == {
+    forecast = memory.forecast(
+        visits([1, 8, 32, 128], field), {TOKENS: Demand(TOKENS, ((0, PER_TEXT), (0, -PER_TEXT)))}
+    )
+    assert {batch["gb"]: batch["samples"] for batch in forecast["fits"]} == {
         8: 1239, 16: 2679, 24: 4119, 48: 8439, 80: 14199, 141: 25179,
     }  # fmt: skip
-    assert memory.told(found).startswith(
+    assert memory.forecast_in_words(forecast).startswith(
         "Batches of the longest texts (200 tokens) take 1 GB and 5 MB for each text. The largest that fit: 1,239"
     )
 
@@ -185,15 +190,15 @@ def test_the_largest_batch_that_fits_is_told_for_usual_sizes(field):
 def test_what_the_sweep_does_not_tell_has_a_reason():
     counted = Demand(TOKENS, ((0, PER_TEXT),))
     for demands, why in ({TOKENS: counted}, "the peaks of 2"), ({TOKENS: Missing("no")}, "no"), ({}, "not counted"):
-        found = memory.forecast(visits([1, 8], "process_peak_bytes"), demands)
-        assert found["model"] is None and why in memory.told(found)
+        forecast = memory.forecast(visits([1, 8], "process_peak_bytes"), demands)
+        assert forecast["model"] is None and why in memory.forecast_in_words(forecast)
 
 
 def test_what_the_largest_batches_hold_is_counted_once_for_each_length():
     words = classifiers.reviews(40)
     model, tokenizer = classifiers.build("bert", 500, 0), classifiers.tokenizer(words)
     selection = Selection.of(words, tokenizer, 64, torch.device("cpu"))
-    found = memory.demands(model, selection, [1, 4, 8])
-    assert set(found) == {64} and all(found.values())
+    demands = memory.demands(model, selection, [1, 4, 8])
+    assert set(demands) == {64} and all(demands.values())
     broken = memory.demands(lambda **_: 1 / 0, selection, [1])
     assert "ZeroDivisionError" in broken[64].reason

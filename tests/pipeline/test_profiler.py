@@ -273,7 +273,7 @@ def test_a_resumed_sweep_makes_no_visit_twice_and_ends_with_the_same_rows(finish
     whole, resumed = Bench(out_of_memory_from(8)), Bench(out_of_memory_from(8))
     expected = whole.sweep(EVEN, sizes)
     rows = resumed.sweep(EVEN, sizes, finished=whole.made[:finished])
-    assert places(resumed.made) == places(whole.made)[finished:]
+    assert rounds_of(resumed.made) == rounds_of(whole.made)[finished:]
     assert len(whole.made) == 16
     changing = {"reasons", "memory_cpu_mb", "memory_cpu_peak_mb", "doubts"}
     for row, other in zip(rows, expected, strict=True):
@@ -282,7 +282,7 @@ def test_a_resumed_sweep_makes_no_visit_twice_and_ends_with_the_same_rows(finish
             assert row[name] == (pytest.approx(known, rel=1e-12) if isinstance(known, float) else known)
 
 
-def places(visits: Sequence[Visit]) -> list[tuple[int, int]]:
+def rounds_of(visits: Sequence[Visit]) -> list[tuple[int, int]]:
     return [(visit.batch_size, visit.round) for visit in visits]
 
 
@@ -326,7 +326,11 @@ def test_a_visit_tells_when_and_on_what_it_was_made() -> None:
     # the window is that of the timed calls, without cold call, warm-up and tokenizer
     timed = ("largest", "reference", "isolated")
     for visit in bench.made:
-        assert visit.window_s == sum(each.seconds for each in visit.timings if each.quantity in timed) < visit.spent_s
+        assert (
+            visit.window_s
+            == sum(timing.seconds for timing in visit.timings if timing.quantity in timed)
+            < visit.spent_s
+        )
     assert {visit.conditions for visit in bench.made} == {None}
     names = ["device_per_batch_ms", "enqueue_per_batch_ms", "transfer_per_batch_ms"]
     assert {row[name] for name in names} == {None}
@@ -435,9 +439,9 @@ def timer_on(gpu: QueuedDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[BatchT
 def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = QueuedDevice(FakeClock())
     timer, asked = timer_on(gpu, monkeypatch)
-    found = timer.on_device({0: batch_on(gpu, 2, 4), 1: batch_on(gpu, 3, 8)})
-    assert (found.by, found.reason) == ("backlog", None)
-    assert [(each.quantity, each.index, each.seconds) for each in found.timings] == [
+    device_time = timer.on_device({0: batch_on(gpu, 2, 4), 1: batch_on(gpu, 3, 8)})
+    assert (device_time.by, device_time.reason) == ("backlog", None)
+    assert [(timing.quantity, timing.index, timing.seconds) for timing in device_time.timings] == [
         ("transfer", 0, 8 * TRANSFER_S),
         ("enqueue", 0, 4 * ENQUEUE_S),
         ("device", 0, 8 * DEVICE_S),
@@ -445,7 +449,9 @@ def test_what_the_copy_the_host_and_the_gpu_need_for_each_batch_is_kept_apart(mo
         ("enqueue", 1, 8 * ENQUEUE_S),
         ("device", 1, 24 * DEVICE_S),
     ]
-    assert {(each.index, each.samples, each.tokens_real, each.tokens_padded) for each in found.timings} == {
+    assert {
+        (timing.index, timing.samples, timing.tokens_real, timing.tokens_padded) for timing in device_time.timings
+    } == {
         (0, 2, 8, 8),
         (1, 3, 24, 24),
     }
@@ -458,9 +464,9 @@ def test_batches_are_timed_on_the_gpu_for_as_long_as_there_is_time_and_one_at_le
 ) -> None:
     gpu = QueuedDevice(FakeClock())
     timer, _ = timer_on(gpu, monkeypatch)
-    found = timer.on_device({index: batch_on(gpu, 1, 1) for index in range(3)}, most_s=0.0)
-    assert [each.index for each in found.timings if each.quantity == "device"] == [0]
-    assert [each.index for each in timer.on_device({}, most_s=0.0).timings] == []
+    device_time = timer.on_device({index: batch_on(gpu, 1, 1) for index in range(3)}, most_s=0.0)
+    assert [timing.index for timing in device_time.timings if timing.quantity == "device"] == [0]
+    assert [timing.index for timing in timer.on_device({}, most_s=0.0).timings] == []
 
 
 def test_what_a_capture_left_in_the_process_is_told_of_every_visit_and_repeats_none(
@@ -495,26 +501,33 @@ def test_a_padded_batch_has_a_device_time_since_no_mask_is_read_while_the_gpu_is
     timer.model = Reads()
     batch = batch_on(gpu, 2, 4)
     batch.is_padded, batch.attention_mask = True, torch.ones(2, 4)
-    found = timer.on_device({0: batch})
-    assert [each.seconds for each in found.timings if each.quantity == "device"] == ([8 * DEVICE_S] if takes else [])
-    assert (found.reason is None) == takes
+    device_time = timer.on_device({0: batch})
+    assert [timing.seconds for timing in device_time.timings if timing.quantity == "device"] == (
+        [8 * DEVICE_S] if takes else []
+    )
+    assert (device_time.reason is None) == takes
 
 
 def test_a_device_time_that_is_not_known_for_every_batch_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = QueuedDevice(FakeClock(), keeps=0.0)
     timer, _ = timer_on(gpu, monkeypatch)
-    found = timer.on_device({0: batch_on(gpu, 2, 4)})
-    assert [(each.quantity, each.seconds) for each in found.timings] == [
+    device_time = timer.on_device({0: batch_on(gpu, 2, 4)})
+    assert [(timing.quantity, timing.seconds) for timing in device_time.timings] == [
         ("transfer", 8 * TRANSFER_S),
         ("enqueue", 4 * ENQUEUE_S),
     ]
-    assert found == OnDevice(found.timings, None, "the device reached the call before the host had issued all of it")
+    assert device_time == OnDevice(
+        device_time.timings, None, "the device reached the call before the host had issued all of it"
+    )
     gpu = QueuedDevice(FakeClock())
     timer, _ = timer_on(gpu, monkeypatch)
-    found = timer.on_device({0: batch_on(gpu, 1, 32), 1: batch_on(gpu, 2, 4)})  # 125 ms and 16 ms to issue
-    assert {each.quantity for each in found.timings} == {"transfer", "enqueue"}  # a mean of some is none of all
-    assert [each.index for each in found.timings if each.quantity == "enqueue"] == [0, 1]
-    assert found.reason == "issuing the call takes 125 ms, longer than a backlog may be"
+    device_time = timer.on_device({0: batch_on(gpu, 1, 32), 1: batch_on(gpu, 2, 4)})  # 125 ms and 16 ms to issue
+    assert {timing.quantity for timing in device_time.timings} == {
+        "transfer",
+        "enqueue",
+    }  # a mean of some is none of all
+    assert [timing.index for timing in device_time.timings if timing.quantity == "enqueue"] == [0, 1]
+    assert device_time.reason == "issuing the call takes 125 ms, longer than a backlog may be"
 
 
 class InDtype(FakeModel):
@@ -617,7 +630,9 @@ def test_what_the_allocator_asks_the_gpu_for_anew_in_every_visit_is_in_no_time(m
     made = take_turns([owner], selection, Settings([1, 4], num_runs=5))
     timed = [timing for visit in made for timing in visit.timings if timing.quantity != "tokenize"]
     cold = [timing for timing in timed if timing.quantity == "cold"]
-    assert {timing.seconds for timing in cold} == {COLD_S + 1 + SECONDS_PER_TOKEN * each.tokens_padded for each in cold}
+    assert {timing.seconds for timing in cold} == {
+        COLD_S + 1 + SECONDS_PER_TOKEN * timing.tokens_padded for timing in cold
+    }
     for timing in timed:
         if timing.quantity != "cold":
             assert timing.seconds == pytest.approx(SECONDS_PER_TOKEN * timing.tokens_padded, rel=1e-9)
@@ -648,7 +663,7 @@ def test_a_batch_holds_its_texts_in_the_order_asked_for_padded_with_the_tokenize
 
 def test_batches_are_on_the_device() -> None:
     selection = Selection.of(MIXED, FakeTokenizer(), 512, torch.device("meta"))
-    assert {each.input_ids.device.type for each in selection.batches(4, 3)} == {"meta"}
+    assert {batch.input_ids.device.type for batch in selection.batches(4, 3)} == {"meta"}
 
 
 @pytest.mark.parametrize(
@@ -734,8 +749,8 @@ def test_the_watts_of_an_idle_machine_are_read_before_anything_is_measured(setti
     def noted(name, wrapped):
         return lambda *given, **named: order.append(name) or wrapped(*given, **named)
 
-    for place in ("instruments.energy", "take_turns", "find_limits"):
-        monkeypatch.setattr(f"utils.baseline.sweep.{place}", noted(place, lambda *_, **__: None))
+    for name in ("instruments.energy", "take_turns", "find_limits"):
+        monkeypatch.setattr(f"utils.baseline.sweep.{name}", noted(name, lambda *_, **__: None))
     command = [*settings, *workplace.QUICK, f"output.results_dir={tmp_path}"]
     importlib.import_module("scripts.02_baseline_inference").main(command)
     assert order == ["instruments.energy", "take_turns"]

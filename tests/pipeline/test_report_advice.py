@@ -25,13 +25,13 @@ def test_advice_is_ordered_by_its_gain(read):
         "Run the model in bfloat16",
         "Use batch size 8",
         "Batch by length, in the fastest precision that keeps the labels",
-        "Issue the work in one go (CUDA graphs, torch.compile)",
+        "Launch the work at once (CUDA graphs, torch.compile)",
     ]
     said = section(data, "What to do next")
     assert "Use batch size 8: measured 2.8× [" in said
     assert "257.7 samples/s against 90.71 at batch size 1; a batch then takes 31.67 ms instead of 11.91 ms." in said
     more = section(data, "More to do")
-    assert "Issue the work in one go (CUDA graphs, torch.compile): measured 1.5× [" in more
+    assert "Launch the work at once (CUDA graphs, torch.compile): measured 1.5× [" in more
 
 
 def test_command_keeps_the_settings_and_the_configuration_of_the_run(read, monkeypatch):
@@ -73,7 +73,7 @@ def test_noisy_rows_are_measured_again_for_longer(read):
 
 def test_slow_tokenizer_is_advice(read):
     slow = results.Speed(results.CPU.fixed_s, results.CPU.token_s, tokenize_s=30e-6)
-    title = "Prepare the input ahead, in another thread or process"
+    title = "Tokenize in a background worker"
     data = read(results.document(diagnosed(results.cpu_rows(speed=slow))))
     [found] = [each for each in advice.advice(data) if each.title == title]
     assert 1 < found.gain <= 2
@@ -89,7 +89,7 @@ def test_larger_batches_and_bfloat16_are_advised_where_they_were_not_measured(re
     assert "'profiling.dtypes=[float32,bfloat16]'" in commands(data)["Measure bfloat16 beside float32"]
     assert "Measure bfloat16 beside float32" not in advised(pod(read))
     data = read(results.document(diagnosed(results.cpu_rows())))
-    assert "model.matmul_precision=medium" in commands(data)["Float32 products at precision 'medium'"]
+    assert "model.matmul_precision=medium" in commands(data)["Float32 matmul at precision 'medium'"]
     assert "Run in bfloat16" not in advised(data)  # only a bound is known, where other fixes were tried
 
 

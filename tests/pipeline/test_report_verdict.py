@@ -35,8 +35,8 @@ def changed(data, **changes):
 def test_card_of_a_run_says_what_limits_what_was_tried_and_what_to_do(data):
     assert card.card(data) == [
         "quickstart on AMD EPYC 7B13 (2 cores) · float32 · batch 2 × 77 tokens · 4.41 ms",
-        "Limited by  padding: 27 % of the arithmetic is for padding tokens [confirmed: no padding gave 1.26×]",
-        "            then arithmetic: at this machine's full speed it alone takes 37 % of the time",
+        "Limited by  padding: 27 % of the FLOPs are for padding tokens [confirmed: no padding gave 1.26×]",
+        "            then compute: at this machine's peak it alone takes 37 % of the time",
         "Tried here  bfloat16 1.8× [1.7, 1.9], 99.4 % same labels · no padding 1.26× [1.21, 1.3] · precision",
         "            medium 0.60× [0.58, 0.62], do not",
         "Next        run in bfloat16: measured 1.8× [1.7, 1.9]",
@@ -101,7 +101,7 @@ def test_not_settled_says_what_would_settle_it(data):
 
 @pytest.mark.parametrize("bound", list(BOUNDS))
 def test_a_verdict_without_owners_names_its_bound(data, bound):
-    known = dict(owners=(), reference=None, limited_by=(), trials=(), gains=())
+    known = dict(breakdown=(), reference=None, limited_by=(), trials=(), gains=())
     earlier = changed(data, bound=bound, **known)
     assert BOUNDS[bound] in " ".join(" ".join(card.card(earlier)).split())
     assert verdict.limits(earlier) and verdict.where_time_goes(earlier)

@@ -98,7 +98,7 @@ def test_tensorboard_reads_rows_card_and_pictures_back(layout, tmp_path) -> None
     read = EventAccumulator(str(tmp_path / "board"), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
     assert {each.step: each.value for each in read.Scalars(NAME)} == pytest.approx(throughput(layout), rel=1e-6)
     assert read.Images("plots/roofline")[0].encoded_image_string == PNG
-    [card] = read.Tensors("boundby/bound/card")
+    [card] = read.Tensors("boundby/card")
     assert b"Limited by  padding" in tensor_util.make_ndarray(card.tensor_proto).item()
 
 

@@ -47,9 +47,9 @@ def test_rounds_that_timed_other_batches_say_the_same_of_the_whole_dataset() -> 
     seconds = sum(batch(0, tokens).seconds for tokens in (8, 32, 128))
     rounds = [(batch(0, 8), batch(2, 128)), (batch(0, 8), batch(1, 32)), (batch(1, 32, 1.1), batch(2, 128, 1.1))]
     made = [replace(visit(*timings, number=number), whole=whole) for number, timings in enumerate(rounds)]
-    found = visits.rounds(made, "isolated")
-    assert found[:2] == pytest.approx([seconds / 12] * 2, rel=0.02)
-    assert found[2] == pytest.approx(1.1 * seconds / 12, rel=0.02)
+    estimates = visits.rounds(made, "isolated")
+    assert estimates[:2] == pytest.approx([seconds / 12] * 2, rel=0.02)
+    assert estimates[2] == pytest.approx(1.1 * seconds / 12, rel=0.02)
 
 
 def test_a_visit_that_ran_out_of_memory_has_no_value() -> None:
@@ -81,8 +81,8 @@ def test_committed_visits_come_back_as_they_were(tmp_path: Path) -> None:
         visit(timing("isolated", 0, 0.5), number=1),
         Visit("float32", 8, 0, "oom", "session-2", message="out of memory \u2028 é"),
     ]
-    for each in made:
-        visits.append(tmp_path / "deep" / "log.jsonl", each)
+    for made_visit in made:
+        visits.append(tmp_path / "deep" / "log.jsonl", made_visit)
     assert visits.read(tmp_path / "deep" / "log.jsonl") == made
 
 

@@ -1,4 +1,4 @@
-"""Wall-clock truth of a split: models that are made for one owner, and what `make truth` prints of every attempt."""
+"""Wall-clock truth of a split: models that are made for one part, and what `make truth` prints of every attempt."""
 
 import time
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from boundby.bound.analysis import Call, Machine, bottleneck
 from boundby.bound.bench import Bench
 from boundby.bound.replay import Lengths, replay
 from boundby.bound.split import Replay, Split, split
-from boundby.bound.verdict import OwnerKind
+from boundby.bound.verdict import PartKind
 from boundby.machine.ceilings import Ceilings, measure
 from boundby.timing.timer import Timer, Work
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(1800)]
 
 CPU = torch.device("cpu")
-ATTEMPTS = 4  # of each of the five models that name an owner: 20 in all
+ATTEMPTS = 4  # of each of the five models that name a part: 20 in all
 POINTS = 0.10
 BUDGET_S = 4.0
 
@@ -33,9 +33,9 @@ def best_s(work: Work, repeats: int = 15) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """A forward with its owner, and the share of that owner in it, found without a replay."""
+    """A forward with its part, and the share of that part in it, found without a replay."""
 
-    owner: OwnerKind
+    part: PartKind
     work: Work
     share: Callable[[Ceilings], float]
 
@@ -135,7 +135,7 @@ def ceilings() -> Ceilings:
 
 
 def said(found: Split) -> str:
-    return " · ".join(f"{owner.kind} {owner.seconds / found.seconds:.0%}" for owner in found.owners)
+    return " · ".join(f"{part.kind} {part.seconds / found.seconds:.0%}" for part in found.breakdown)
 
 
 @pytest.mark.parametrize("make", [large_products, element_wise, tiny_operators, slow_kernel, python_between])
@@ -147,10 +147,10 @@ def test_the_owner_of_a_model_made_for_one_comes_first_with_its_share(make: Call
             case = make()
             before = case.share(ceilings)
             found = split(replayed(case.work), limits)
-            share = max(before, case.share(ceilings))  # what disturbs a forward makes its owner's share smaller
-        off = found.share(case.owner) - share
-        print(f"\n{make.__name__} {attempt + 1}: {case.owner} {share:.0%} true ({off:+.0%}): {said(found)}", end="")
-        if found.largest.kind != case.owner or abs(off) > POINTS:
+            share = max(before, case.share(ceilings))  # what disturbs a forward makes its part's share smaller
+        off = found.share(case.part) - share
+        print(f"\n{make.__name__} {attempt + 1}: {case.part} {share:.0%} true ({off:+.0%}): {said(found)}", end="")
+        if found.largest.kind != case.part or abs(off) > POINTS:
             failed.append(attempt + 1)
     assert not failed
 
@@ -173,7 +173,9 @@ def test_padding_is_the_share_of_the_time_that_it_takes(ceilings) -> None:
         assert found.padding_share is not None
         print(f"\npadding {attempt + 1}: {share:.0%} true, {found.padding_share:.0%} of {said(found)}", end="")
         assert abs(found.padding_share - share) <= POINTS
-        assert found.padding_share > max((1 - (o.padding_share or 0)) * o.seconds / found.seconds for o in found.owners)
+        assert found.padding_share > max(
+            (1 - (o.padding_share or 0)) * o.seconds / found.seconds for o in found.breakdown
+        )
 
 
 class SpelledTokenizer:

@@ -31,7 +31,7 @@ from .document import read_document as read_document
 from .document import shaped as shaped
 from .inference import Guard as Guard
 from .inference import InferenceProfiler as InferenceProfiler
-from .memory import told as told
+from .memory import forecast_in_words as forecast_in_words
 from .optimum import GOOD_ENOUGH as GOOD_ENOUGH
 from .optimum import judge as judge
 from .optimum import optimal as optimal

@@ -87,9 +87,9 @@ class Point:
     @cached_property
     def whole(self) -> Totals:
         """What the dataset holds in batches of this size."""
-        found = whole_of(self.visits)
-        assert found is not None  # batches were timed
-        return found
+        totals = whole_of(self.visits)
+        assert totals is not None  # batches were timed
+        return totals
 
     @property
     def real(self) -> float:
@@ -124,7 +124,7 @@ class Finding:
 
     def fill(self, row: "Row") -> "Row":
         """Return the row with what was found, and its doubts joined by those of the verdict."""
-        values = {column.name: column.found(self) for column in COLUMNS if column.found}
+        values = {column.name: column.diagnosed(self) for column in COLUMNS if column.diagnosed}
         doubts = list(dict.fromkeys([*doubts_of(row), *self.verdict.doubts]))
         reasons = {name: why for name, why in row["reasons"].items() if name not in values}
         return {**row, **_plain(values, doubts, reasons), "verdict": self.verdict.as_dict()}
@@ -141,7 +141,7 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name with the unit, its meaning, and its value `of` a measured point or `found` out afterwards.
+    """A column: its name with the unit, its meaning, and its value `of` a measured point or `diagnosed` afterwards.
 
     `kind` is the type of a value, which may be None but where every measured row has one, of the type `known`. `shown`
     names it in the heat map, where `is_better` says whether more or less is.
@@ -150,7 +150,7 @@ class Column:
     name: str
     meaning: Meaning
     of: Callable[[Point], Value] | None = None
-    found: Callable[[Finding], Value] | None = None
+    diagnosed: Callable[[Finding], Value] | None = None
     kind: Any = NonNegative | None
     known: Any = None
     shown: str | None = None
@@ -248,7 +248,7 @@ def _ratio(above: float | Missing, below: float | Missing, scale: float = 1.0) -
 
 
 def _first(value: Any) -> Value:
-    return Missing("the first visit did not record it") if value is None else value
+    return Missing("the first round did not record it") if value is None else value
 
 
 def _percentile(name: str) -> Callable[[Point], Value]:
@@ -378,10 +378,10 @@ TOKENS = Meaning(
     "tokens of the texts, and tokens the model computes, per second",
 )
 WARM_UP = Meaning(
-    "untimed forwards of the first visit, and whether their times had settled by then",
+    "untimed forwards of the first round, and whether their times had settled by then",
 )
 HELD = Meaning(
-    "held by tensors, and held by PyTorch's allocator, after a visit",
+    "held by tensors, and held by PyTorch's allocator, after a round",
     is_not="what the driver's tool shows: the context comes on top",
     section="memory",
 )
@@ -390,7 +390,7 @@ PEAK = Meaning(
     section="memory",
 )
 RESIDENT = Meaning(
-    "resident set of the process, and its peak in the visit (Linux resets it per visit)",
+    "resident set of the process, and its peak in the round (Linux resets it per round)",
     is_not="memory of the model alone: Python and libraries are in it",
     section="memory",
 )
@@ -434,7 +434,7 @@ COLUMNS: tuple[Column, ...] = (
         lambda p: "noisy" if p.is_noisy else "ok",
         kind=Status,
     ),
-    Column("rounds", Meaning("visits that count"), lambda p: len(p.counted)),
+    Column("rounds", Meaning("rounds that count"), lambda p: len(p.counted)),
     Column("timed_batches", Meaning("forwards that were timed alone"), lambda p: p.batches.n, known=Size),
     Column(
         "latency_per_sample_ms_mean",
@@ -573,8 +573,8 @@ COLUMNS: tuple[Column, ...] = (
         _device_by,
         kind=NotRequired[str | None],  # documents of earlier runs lack it
     ),
-    Column("energy_per_sample_j", ENERGY, found=lambda f: f.energy_j),
-    Column("energy_per_sample_net_j", ENERGY, found=lambda f: f.energy_net_j, kind=float | None),
+    Column("energy_per_sample_j", ENERGY, diagnosed=lambda f: f.energy_j),
+    Column("energy_per_sample_net_j", ENERGY, diagnosed=lambda f: f.energy_net_j, kind=float | None),
     Column(
         "attention_backend",
         Meaning(
@@ -584,25 +584,25 @@ COLUMNS: tuple[Column, ...] = (
             is_not="the setting: a kernel that does not take a mask or a dtype gives way to another",
             section="work",
         ),
-        found=lambda f: f.attention_backend,
+        diagnosed=lambda f: f.attention_backend,
         kind=NotRequired[str | None],
     ),
-    Column("flops_per_batch", WORK, found=lambda f: f.flops),
+    Column("flops_per_batch", WORK, diagnosed=lambda f: f.flops),
     Column(
         "useful_flops_pct",
         Meaning("FLOPs that the same texts need without padding", section="work"),
-        found=lambda f: _ratio(f.useful_flops, f.flops, 100),
+        diagnosed=lambda f: _ratio(f.useful_flops, f.flops, 100),
     ),
-    Column("bytes_per_batch", WORK, found=lambda f: f.moved_bytes),
-    Column("flops_per_sec", RATE, found=lambda f: _ratio(f.flops, f.isolated_s)),
+    Column("bytes_per_batch", WORK, diagnosed=lambda f: f.moved_bytes),
+    Column("flops_per_sec", RATE, diagnosed=lambda f: _ratio(f.flops, f.isolated_s)),
     Column(
-        "share_of_ceiling_pct", RATE, found=lambda f: _ratio(_ratio(f.flops, f.isolated_s), f.peak_flops_per_s, 100)
+        "share_of_ceiling_pct", RATE, diagnosed=lambda f: _ratio(_ratio(f.flops, f.isolated_s), f.peak_flops_per_s, 100)
     ),
-    Column("bound", LIMIT, found=lambda f: f.verdict.bound, kind=Bound | None),
+    Column("bound", LIMIT, diagnosed=lambda f: f.verdict.bound, kind=Bound | None),
     Column(
         "share_of_limit_pct",
         LIMIT,
-        found=lambda f: _known(f.verdict.share_of_limit, "; ".join(map(str, f.verdict.doubts[-1:])), 100),
+        diagnosed=lambda f: _known(f.verdict.share_of_limit, "; ".join(map(str, f.verdict.doubts[-1:])), 100),
     ),
     Column(
         "confidence",
@@ -611,7 +611,7 @@ COLUMNS: tuple[Column, ...] = (
             is_not="a probability",
             section="work",
         ),
-        found=lambda f: f.verdict.confidence,
+        diagnosed=lambda f: f.verdict.confidence,
         kind=Confidence | None,
     ),
     Column(

@@ -170,7 +170,7 @@ class _Case:
         configured = self.subject.ceilings.configured(self.row["dtype"])
         watch = None if self.on_host else self.subject.bench.watch.start()
         energy, net = self._energy()
-        slowed = [each.text for each in watch.stop().on_the_device()] if watch else []
+        slowed = [disturbance.text for disturbance in watch.stop().on_the_device()] if watch else []
         if slowed and not isinstance(energy, Missing):
             text = f"while energy was measured {'; '.join(slowed)}"
             verdict = structs.replace(verdict, doubts=(*verdict.doubts, Doubt("disturbed", text)))
@@ -251,8 +251,8 @@ class _Case:
             fixes.compiled(subject),
         ]
         return (
-            [each for each in offered if isinstance(each, Candidate)],
-            [each for each in offered if isinstance(each, Untried)],
+            [candidate for candidate in offered if isinstance(candidate, Candidate)],
+            [candidate for candidate in offered if isinstance(candidate, Untried)],
         )
 
     def _compared(self, batch: Batch) -> fixes.Subject:
@@ -267,7 +267,7 @@ class _Case:
 
     def _products(self, subject: fixes.Subject) -> Candidate | None:
         precision = self.machine.faster_precision
-        return fixes.with_coarser_products(subject, *precision) if precision else None
+        return fixes.with_reduced_precision_matmul(subject, *precision) if precision else None
 
     def _reference_s(self) -> Interval | None:
         """Return the seconds of the reference batch in the sweep; None where it was not timed."""
@@ -372,7 +372,7 @@ class _Case:
         """Yield the most that leaving out the padding could bring: the rest, at the limits."""
         if isinstance(self.forward, Doubt) or left >= 1 or self.forward.attribution.least_s <= 0:
             return
-        basis = f"{100 * (1 - left):.0f} % of the arithmetic is for padding"
+        basis = f"{100 * (1 - left):.0f} % of the FLOPs are for padding"
         least_s = left * self.forward.attribution.least_s
         yield Gain(Fix("remove_padding"), self.forward.times.working_s.value / least_s, basis)
 

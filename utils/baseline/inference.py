@@ -262,12 +262,12 @@ class BatchTimer:
             transfer_s = self.timer.isolated(lambda host=host: host.to(self.device))
             enqueue_s = self.timer.enqueue(call)
             timings += [_timing("transfer", index, transfer_s, [batch]), _timing("enqueue", index, enqueue_s, [batch])]
-            [found] = self.on_gpu.times(self._unread(batch) or call, enqueue_s, like=batch.is_padded)
-            if found.seconds is None or found.by is None:
-                reason = found.reason
+            [measured] = self.on_gpu.times(self._unread(batch) or call, enqueue_s, like=batch.is_padded)
+            if measured.seconds is None or measured.by is None:
+                reason = measured.reason
             else:
-                timings.append(_timing("device", index, found.seconds, [batch]))
-                ways.append(found.by)
+                timings.append(_timing("device", index, measured.seconds, [batch]))
+                ways.append(measured.by)
         if reason:  # the mean over some of the batches would be compared with that over all
             return OnDevice([timing for timing in timings if timing.quantity != "device"], reason=reason)
         return OnDevice(timings, by=", ".join(dict.fromkeys(ways)))
@@ -400,12 +400,12 @@ class _Plan:
         release_memory(owner.device)  # else the allocator still holds what a larger batch size left, and counts it here
         arrivals = self.selection.arrivals(batch_size)
         reference = {arrivals.reference: self.selection.reference(batch_size)}
-        [(place, typical)] = reference.items()
+        [(typical_index, typical)] = reference.items()
         call = _caller(owner.model, typical)
         largest = self._batch(batch_size, arrivals.largest)
         timings: list[Timing] = []
         if batch_size not in self._warmed:
-            timings.append(_timing("cold", place, timer.isolated(call), [typical]))
+            timings.append(_timing("cold", typical_index, timer.isolated(call), [typical]))
         if not is_host(owner.device):
             self._run(largest)  # the allocator has nothing left: what it asks the GPU for from here on is in no time
         if batch_size in self._warmed:
@@ -424,7 +424,9 @@ class _Plan:
         if batch_size not in self._visited:  # once: the most memory, and the cost of the longest texts
             seconds = timer.isolated(_caller(owner.model, largest))
             timings.append(_timing("largest", arrivals.largest, seconds, [largest]))
-        timings += [_timing("reference", place, each, [typical]) for each in self._few(call, REFERENCE_CALLS)]
+        timings += [
+            _timing("reference", typical_index, seconds, [typical]) for seconds in self._few(call, REFERENCE_CALLS)
+        ]
         isolated = self._timer.isolated(chosen, self._visit_s, self._least_batches)
         timings += [*isolated, *self._timer.pipelined(list(chosen.values()), isolated)]
         some = list(chosen)[:: math.ceil(len(chosen) / self.settings.num_runs)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from utils.baseline.document import FittingBatch, MemoryForecast
 from utils.baseline.rounds import Visit
 
-if TYPE_CHECKING:  # torch, which `told` does without
+if TYPE_CHECKING:  # torch, which `forecast_in_words` does without
     from boundby.formatting import Missing
     from boundby.machine import Demand
     from utils.baseline.selection import Selection
@@ -22,7 +22,7 @@ def demands(model: Any, selection: "Selection", batch_sizes: Sequence[int]) -> "
     from boundby.inference import Batch, forward
     from boundby.machine import demand, raise_if_lost
 
-    found: dict[int, Demand | Missing] = {}
+    by_tokens: dict[int, Demand | Missing] = {}
     for size in batch_sizes:
         arrivals = selection.arrivals(size)
         ids = selection.batch(arrivals.rows(arrivals.largest)).input_ids[:1]
@@ -34,13 +34,13 @@ def demands(model: Any, selection: "Selection", batch_sizes: Sequence[int]) -> "
             mask[-1, tokens // 2 :] = 0  # a mask takes memory, and few of the largest batches do without
             return forward(model, Batch(tuple(range(samples)), same, mask, int(mask.sum())))
 
-        if tokens not in found:
+        if tokens not in by_tokens:
             try:
-                found[tokens] = demand(padded, tokens)
+                by_tokens[tokens] = demand(padded, tokens)
             except Exception as error:  # a model may raise anything; the sweep is done
                 raise_if_lost(error)
-                found[tokens] = Missing(f"counting what a batch holds failed: {type(error).__name__}: {error}")
-    return found
+                by_tokens[tokens] = Missing(f"counting what a batch holds failed: {type(error).__name__}: {error}")
+    return by_tokens
 
 
 def forecast(visits: Sequence[Visit], demands: "Mapping[int, Demand | Missing] | None" = None) -> MemoryForecast:
@@ -50,7 +50,7 @@ def forecast(visits: Sequence[Visit], demands: "Mapping[int, Demand | Missing] |
     """
     from boundby.machine import KEPT_BELOW, Peak, fit_peaks
 
-    lacking = next((each for each in (demands or {}).values() if not each), None)
+    lacking = next((demand for demand in (demands or {}).values() if not demand), None)
     if not demands or lacking:
         return _unknown(lacking.reason if lacking else NOT_COUNTED)
     peaks, is_gpu = [], False
@@ -61,7 +61,7 @@ def forecast(visits: Sequence[Visit], demands: "Mapping[int, Demand | Missing] |
             is_gpu = is_gpu or bool(reserved)
             if held:
                 peaks.append(Peak(largest.samples, largest.tokens_padded // largest.samples, held))
-    known = {tokens: each for tokens, each in demands.items() if each}
+    known = {tokens: demand for tokens, demand in demands.items() if demand}
     model = fit_peaks(peaks, known, 0 if is_gpu else KEPT_BELOW)
     if not model:
         return _unknown(model.reason)
@@ -73,22 +73,22 @@ def forecast(visits: Sequence[Visit], demands: "Mapping[int, Demand | Missing] |
         error = max(at.high / at.value - 1, 1 - at.low / at.value)
         fits.append({"gb": size, "samples": samples, "error": error})
     far = fits[-1]["samples"] + 1
-    each = (model.demand.live_bytes(2 * far) - model.demand.live_bytes(far)) / far
-    return {"model": {"fixed_bytes": model.base.value, "bytes_per_sample": each}, "tokens": tokens, "fits": fits,
-            "reason": None}  # fmt: skip
+    bytes_per_sample = (model.demand.live_bytes(2 * far) - model.demand.live_bytes(far)) / far
+    line = {"fixed_bytes": model.base.value, "bytes_per_sample": bytes_per_sample}
+    return {"model": line, "tokens": tokens, "fits": fits, "reason": None}
 
 
 def _unknown(reason: str) -> MemoryForecast:
     return {"model": None, "tokens": None, "fits": [], "reason": reason}
 
 
-def told(found: MemoryForecast) -> str:
+def forecast_in_words(forecast: MemoryForecast) -> str:
     """Return the forecast as a sentence or two."""
-    if found["model"] is None:
-        return f"The largest batch that fits is not known: {found['reason']}."
-    model, tokens = found["model"], found["tokens"] or 0
-    fitting = ", ".join(f"{_batch(batch)} in {batch['gb']} GB" for batch in found["fits"])
-    off = round(100 * max((batch["error"] for batch in found["fits"] if batch["samples"]), default=0))
+    if forecast["model"] is None:
+        return f"The largest batch that fits is not known: {forecast['reason']}."
+    model, tokens = forecast["model"], forecast["tokens"] or 0
+    fitting = ", ".join(f"{_batch(batch)} in {batch['gb']} GB" for batch in forecast["fits"])
+    off = round(100 * max((batch["error"] for batch in forecast["fits"] if batch["samples"]), default=0))
     return (
         f"Batches of the longest texts ({tokens:,} tokens) take {model['fixed_bytes'] / GB:.2g} GB and "
         f"{model['bytes_per_sample'] / 1e6:.2g} MB for each text. The largest that fit: {fitting}"

@@ -105,7 +105,7 @@ def _is_as_good(row: Row, best: Row) -> bool:
     if row is best:
         return True
     ratio = row["throughput_samples_per_sec_mean"] / best["throughput_samples_per_sec_mean"]
-    unsure = math.hypot(*((each["throughput_half_width_pct"] or 0.0) / 100 for each in (row, best)))
+    unsure = math.hypot(*((known["throughput_half_width_pct"] or 0.0) / 100 for known in (row, best)))
     return ratio * (1 - unsure) >= GOOD_ENOUGH
 
 

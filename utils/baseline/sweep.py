@@ -116,7 +116,7 @@ class Result:
         files.write_csv(layout.detailed_metrics, flat, columns.NAMES)
         files.write_json(layout.metrics, removed(self.document(complete, rows)))
 
-    def told(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """Return the part of the metrics file that answers: the batch size to use, every row, and the whole set."""
         names = ("optimal", "batch_sizes", "full_dataset_metrics", "targets", "doubts")
         document = removed(self.document(True, self.rows))
@@ -187,7 +187,7 @@ def measure(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, sho
     waiting = steps.sweep_dtypes(run.config)
     while waiting:
         loaded = _load(result, source, waiting, rows)
-        waiting = [dtype for dtype in waiting[1:] if dtype not in {each.dtype for each in loaded}]
+        waiting = [dtype for dtype in waiting[1:] if dtype not in {model.dtype for model in loaded}]
         run.say("PROFILING MULTIPLE BATCH SIZES")
         subject = _sweep(result, loaded, rows)
         while loaded:  # the model's own dtype is the last one in memory, where the evaluation has it for itself
@@ -223,7 +223,9 @@ def _evaluated(result: Result, loaded: LoadedModel) -> FullDataset:
         full = evaluate(result.run, loaded, result.receipt, _known(result))
         readings = sampler.by_quantity(-math.inf, math.inf)
     seen = watch.stop().with_gpu(readings).on_the_device()
-    slowed = [each.text for each in seen if each.kind == "gpu_throttled"]  # its workers are other processes
+    slowed = [
+        disturbance.text for disturbance in seen if disturbance.kind == "gpu_throttled"
+    ]  # its workers are other processes
     result.doubts += [str(Doubt("disturbed", f"while the whole dataset was evaluated {text}")) for text in slowed]
     return full
 
@@ -233,7 +235,7 @@ def _load(result: Result, source: ModelSource, dtypes: Sequence[str], rows: Rows
     run, loaded = result.run, list[LoadedModel]()
     device = pick_device(run.config.model.device)
     for dtype in dtypes:
-        if dtype in {each.dtype for each in loaded}:
+        if dtype in {model.dtype for model in loaded}:
             continue  # what auto is
         if loaded and not _has_room(loaded[0], dtypes[1:]):
             text = "dtypes were measured one after another, since memory may not hold the model in all of them"
@@ -317,15 +319,15 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
         config.max_seconds_per_batch_size,
     )
     half_width, lost = settings.widest(device), steps.given_up("02", run.layout)
-    for dtype in (each.dtype for each in loaded):
+    for dtype in (model.dtype for model in loaded):
         kept = visits.read(run.layout.visits(dtype)) if run.resuming else []
         finished = [visit for visit in kept if visit.status != "failed" or named(visit.batch_size, dtype) in lost]
         if finished:
-            run.note(f"{dtype}: {len(finished)} finished visits are kept")
+            run.note(f"{dtype}: {len(finished)} finished rounds are kept")
         result.sweeps[dtype] = Sweep(sizes, half_width, finished)
-    kept = [visit for each in loaded for visit in result.sweeps[each.dtype].visits]
-    in_words = ", ".join(each.dtype for each in loaded)
-    rule, points = settings.rule(device), [(size, each.dtype) for size in sizes for each in loaded]
+    kept = [visit for model in loaded for visit in result.sweeps[model.dtype].visits]
+    in_words = ", ".join(model.dtype for model in loaded)
+    rule, points = settings.rule(device), [(size, model.dtype) for size in sizes for model in loaded]
     source = instruments.source(device)
     with Sampler(source) as sampler, run.progress(None, f"sweep {in_words}") as progress:
         before = len(kept)
@@ -334,13 +336,13 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
             visits.append(run.layout.visits(visit.dtype), visit)
             result.sweeps[visit.dtype].visits.append(visit)
             result.save()
-            made = [visit for each in loaded for visit in result.sweeps[each.dtype].visits]
+            made = [visit for model in loaded for visit in result.sweeps[model.dtype].visits]
             progress.total = len(made) - before + _most_left(made, points, rule)
             progress.advance(1, _pace(visit))
 
         guard = Guard(instruments.watch(device))
         profilers = [
-            InferenceProfiler(each.model, each.tokenizer, device, sampler=sampler, guard=guard) for each in loaded
+            InferenceProfiler(model.model, model.tokenizer, device, sampler=sampler, guard=guard) for model in loaded
         ]
         # Before anything is computed: a GPU that has just been under load takes more watts when idle.
         result.energy = result.energy or instruments.energy(device, profilers[0].timer)
@@ -390,7 +392,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
     with run.progress(measured, f"what limits {loaded.dtype}") as progress, contextlib.ExitStack() as looking:
         seconds, opened = round(replay_s + subject.bench.trials_s), list[Any]()
 
-        def told(text: str, left_s: float) -> None:
+        def tell(text: str, left_s: float) -> None:
             if not opened:
                 label = f"replays and trials of batch size {chosen}, seconds"
                 opened.append(looking.enter_context(run.progress(seconds, label)))
@@ -402,7 +404,7 @@ def find_limits(result: Result, loaded: LoadedModel, selection: Selection, timer
             result.save()
             progress.advance(1, f"batch {finding.batch_size}: {plain(finding.verdict.bound)}")
 
-        subject = replace(subject, bench=replace(subject.bench, told=told))
+        subject = replace(subject, bench=replace(subject.bench, tell=tell))
         diagnosis.diagnose(subject, sweep.rows, sweep.visits, keep, chosen)
 
 

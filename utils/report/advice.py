@@ -67,7 +67,7 @@ def advice(data: ReportData) -> list[Advice]:
 def _repairs(data: ReportData) -> Iterator[Advice]:
     if not data.document["complete"] and not data.is_under_way:
         resume = data.command.run("--from", "2", "--resume")
-        yield Advice(REPAIR, "Finish the measurement", "Step 02 was interrupted; finished visits are kept.", resume)
+        yield Advice(REPAIR, "Finish the measurement", "Step 02 was interrupted; finished rounds are kept.", resume)
     failed = [row for row in data.rows if row["status"] == "failed"]
     if failed:
         where = listed([row["batch_size"] for row in failed])

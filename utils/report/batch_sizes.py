@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from boundby.formatting import NOTHING, clean, listed, number, spread, unknown
-from utils.baseline import Choice, Optimal, Row, Target, told
+from utils.baseline import Choice, Optimal, Row, Target, forecast_in_words
 from utils.render import Block, DefinitionList, Heading, Paragraph, Table
 from utils.report.figures import Content, Folded, show
 from utils.report.pictures import batch_size_comparison, metrics_heatmap
@@ -49,7 +49,7 @@ def section(data: ReportData) -> list[Content]:
             DefinitionList(_choices(data.best[dtype], data.config.targets)),
         ]
     if forecast := data.document.get("memory"):
-        content.append(Paragraph(told(forecast)))
+        content.append(Paragraph(forecast_in_words(forecast)))
     content.append(show(data, batch_size_comparison.figure, data.measured, data.choice, data.config.targets))
     return content
 

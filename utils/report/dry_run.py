@@ -14,7 +14,7 @@ from pathlib import Path
 
 from boundby.formatting import Missing, known
 from boundby.formatting import number as digits
-from utils.baseline import Document, OtherVersion, read_document, told
+from utils.baseline import Document, OtherVersion, forecast_in_words, read_document
 from utils.command import METRICS_VERSION, Layout, Run, command
 from utils.quickstart import cache
 from utils.settings import QUICKSTART, Config
@@ -67,7 +67,7 @@ def _show(numbers: Sequence[str], run: Run) -> None:
     if not isinstance(energy, Missing):
         run.say(f"energy of the GPU: at most {digits(energy, 3)} Wh in that time, by its power limit")
     if forecast:
-        run.say(f"memory, by the last sweep here: {told(forecast)}")
+        run.say(f"memory, by the last sweep here: {forecast_in_words(forecast)}")
     if comparable:
         run.say(comparable)
     if run.args.then:

@@ -1,6 +1,6 @@
 """Where the time of a batch goes and what would change it: owners, trials, limits, operators."""
 
-from boundby.bound import Gain, Owner, OwnerKind, Trial, Verdict, card, factor
+from boundby.bound import Gain, Part, PartKind, Trial, Verdict, card, factor
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown
 from boundby.machine import Ceilings
 from utils.baseline import Operator, Row
@@ -12,13 +12,13 @@ from utils.report.figures import Content, Folded, show
 from utils.report.pictures import operators, owners, roofline
 from utils.report.sources import Missing, ReportData
 
-OWNERS: dict[OwnerKind, str] = {
+OWNERS: dict[PartKind, str] = {
     "compute": "arithmetic, at this machine's full speed",
     "memory": "moving data, at this machine's full speed",
     "kernels": "what the operators need beyond that, alone and hot",
     "around": "what the model around them adds: cold caches, threads that wait",
     "host": "Python and dispatch between the operators",
-    "remainder": "left over",
+    "unexplained": "left over",
 }
 SHOWN_OPERATORS = 12
 LONGEST_OPERATOR = 48  # characters
@@ -44,14 +44,14 @@ def _with_owners(data: ReportData) -> tuple[Row, ...] | Missing:
     return rows or Missing("the time of no batch was split")
 
 
-def _parts(row: Row) -> tuple[Owner, ...]:
+def _parts(row: Row) -> tuple[Part, ...]:
     verdict = of(row)
-    return verdict.owners if verdict else ()
+    return verdict.breakdown if verdict else ()
 
 
 def _owners(row: Row, verdict: Verdict) -> list[Block]:
     """Return the table of owners, which adds up to the measured time."""
-    parts = verdict.owners
+    parts = verdict.breakdown
     if not parts:
         bound = card.BOUNDS.get(verdict.bound)
         said = f"is limited by {bound}" if bound else "has times that do not tell what limits it"
@@ -65,7 +65,7 @@ def _owners(row: Row, verdict: Verdict) -> list[Block]:
     return [Table(headers, rows, left=[0], caption=caption)]
 
 
-def _owner(part: Owner, whole: float) -> list[str]:
+def _owner(part: Part, whole: float) -> list[str]:
     padding = "" if part.padding_share is None else f"{100 * part.padding_share:.0f}"
     return [OWNERS[part.kind], number(1e3 * part.seconds), f"{100 * part.seconds / whole:.0f}", padding]
 

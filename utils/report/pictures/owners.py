@@ -6,17 +6,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from boundby.bound import Owner, OwnerKind
+from boundby.bound import Part, PartKind
 from utils.baseline import Row
 from utils.report.pictures.style import MUTED, Rows, Subject, new_figure, picture
 
-LOOKS: dict[OwnerKind, tuple[str, str]] = {  # colour, and the name in the legend
+LOOKS: dict[PartKind, tuple[str, str]] = {  # colour, and the name in the legend
     "compute": ("#0072B2", "arithmetic at full speed"),
     "memory": ("#56B4E9", "moving data at full speed"),
-    "kernels": ("#E69F00", "operators slow at these shapes"),
+    "kernels": ("#E69F00", "kernels below peak"),
     "around": ("#D55E00", "cold caches, waiting threads"),
     "host": ("#CC79A7", "Python and dispatch"),
-    "remainder": ("#BBBBBB", "left over"),
+    "unexplained": ("#BBBBBB", "left over"),
 }
 BAR = 0.62  # of the distance between bars
 LEAST_NAMED = 0.05  # of the whole, for a part to have its share written in it
@@ -29,7 +29,7 @@ def figure(rows: Rows, about: Subject) -> Figure:
     axes = drawn.subplots()
     longest = 100.0  # more where what is left over is negative
     for place, row in enumerate(rows):
-        parts = row["verdict"].owners
+        parts = row["verdict"].breakdown
         whole = sum(part.seconds for part in parts)
         left = 0.0
         for part in (part for part in parts if part.seconds > 0):
@@ -46,7 +46,7 @@ def figure(rows: Rows, about: Subject) -> Figure:
     return drawn
 
 
-def _part(axes: Axes, place: int, left: float, part: Owner, whole: float) -> float:
+def _part(axes: Axes, place: int, left: float, part: Part, whole: float) -> float:
     """Draw one part with its padding hatched at its end; return its width."""
     width, colour = 100 * part.seconds / whole, LOOKS[part.kind][0]
     padding = width * (part.padding_share or 0.0)
@@ -67,6 +67,6 @@ def _name(row: Row, with_dtype: bool) -> str:
 
 
 def _key(rows: Sequence[Row]) -> list[Patch]:
-    kinds = {part.kind for row in rows for part in row["verdict"].owners if part.seconds > 0}
+    kinds = {part.kind for row in rows for part in row["verdict"].breakdown if part.seconds > 0}
     marks = [Patch(facecolor=colour, label=name) for kind, (colour, name) in LOOKS.items() if kind in kinds]
     return [*marks, Patch(facecolor=MUTED, edgecolor="white", hatch="////", linewidth=0, label="hatched: for padding")]

@@ -57,17 +57,17 @@ SIZES = ((1.0, "MB"), (1e3, "GB"), (1e6, "TB"))  # in MB
 # What limits a batch, in the words of a table.
 CAUSES: dict[CauseKind, str] = {
     "padding": "padding",
-    "compute": "arithmetic",
+    "compute": "compute",
     "memory": "memory",
     "kernels": "slow shapes",
     "around": "cold caches",
     "host": "Python",
-    "remainder": "not found",
+    "unexplained": "not found",
     "input": "tokenizing",
     "transfer": "transfer",
 }
 BOUNDS: dict[Bound, str] = {
-    "compute": "arithmetic",
+    "compute": "compute",
     "memory": "memory",
     "launch": "issuing",
     "transfer": "transfer",
