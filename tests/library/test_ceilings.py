@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -222,13 +221,6 @@ def test_a_slow_machine_leaves_out_the_settings_that_are_not_in_use_and_names_th
     machine_limits = limits(machine, dtypes=("float32",), budget_s=1.0)
     assert [ceiling.precision for ceiling in machine_limits.compute] == ["highest"]
     assert machine_limits.cut[-2:] == ("float32 matmul at precision 'medium'", "float32 matmul at precision 'high'")
-
-
-def test_ceilings_of_an_earlier_version_are_read():
-    values = made(2.0).as_dict()
-    for later in ("ladder", "shared_cache", "cut"):
-        del values[later]
-    assert msgspec.convert(values, Ceilings) == made(2.0)
 
 
 def made(rate: float, doubts: tuple[str, ...] = ()) -> Ceilings:

@@ -23,7 +23,6 @@ QUIET = Conditions(
     stolen_share=0.0,
     throttled_s=0.0,
     switches_per_s=20.0,
-    load=0.5,
     slowdown=1.0,
     gpu_clock_event_reasons=0,
     gpu_processes=0,
@@ -213,13 +212,6 @@ def test_throttled_seconds_come_from_either_version_of_cgroups(host, case):
     assert throttled_s == (None if seconds is None else pytest.approx(seconds, abs=1e-9))
 
 
-@pytest.mark.parametrize(("text", "load"), [("0.75 0.50 0.25 1/234 5678\n", 0.75), ("", None), (None, None)])
-def test_the_load_is_that_of_the_last_minute(host, text, load):
-    if text is not None:
-        (host.proc / "loadavg").write_text(text)
-    assert window(host, host.counters(0, 1), lambda: None).load == load
-
-
 def stat_is_hidden(host: Host) -> None:
     (host.proc / "stat").unlink()
 
@@ -256,7 +248,7 @@ def test_the_kernel_of_this_machine_is_understood():
     counters = HostCounters()
     conditions = counters.between(counters.read(), counters.read())
     assert conditions.cores == len(usable_cpus()) >= 1
-    assert conditions.foreign_cores is not None and conditions.stolen_share is not None and conditions.load is not None
+    assert conditions.foreign_cores is not None and conditions.stolen_share is not None
 
 
 def test_our_own_time_and_switches_are_those_of_all_threads_of_the_process(monkeypatch):

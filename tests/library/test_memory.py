@@ -187,19 +187,3 @@ def test_the_reason_is_told_where_the_points_do_not_tell_the_peak():
     for points, says in ((peaks([1, 8]), "takes 3"), ([Peak(size, TOKENS, 10) for size in (1, 2, 3)], "at least")):
         missing = fit_peaks(points, {TOKENS: DEMAND}, BELOW)
         assert isinstance(missing, Missing) and says in missing.reason
-
-
-@pytest.mark.gpu
-def test_the_peak_of_a_gpu_holds_what_was_freed_within_the_block():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    device = torch.device("cuda:0")
-    meter = MemoryMeter(device)
-    meter.start()
-    held = torch.empty(BLOCK, dtype=torch.uint8, device=device)
-    freed = torch.empty(BLOCK, dtype=torch.uint8, device=device)
-    del freed
-    use = meter.stop()
-    assert use.device_before_bytes is not None
-    assert use.device_allocated_bytes == use.device_before_bytes + held.numel()
-    assert use.device_peak_allocated_bytes == use.device_before_bytes + 2 * BLOCK

@@ -69,6 +69,14 @@ def write_source(config: Config, *rows: tuple) -> None:
         )
 
 
+def prepared(config: Callable[..., Config], model: ModelSource) -> Config:
+    """Return the settings of a dataset of one row, which is normalised."""
+    settings = config()
+    write_source(settings, ("one", "praise"))
+    normalise(settings, model)
+    return settings
+
+
 def test_texts_survive_exactly(config, model):
     source = random.Random(0)
     texts = ["x" + "".join(source.choices(PIECES, k=source.randint(0, 12))) for _ in range(2000)]
@@ -186,9 +194,7 @@ def test_receipt_is_accepted_by_the_configuration_it_was_made_with(config, model
 
 
 def test_evaluating_another_number_of_rows_needs_no_other_data(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    settings = prepared(config, model)
     assert data.check_receipt(config(sample_sizes=[1]), Layout.of(settings)).rows == 1
 
 
@@ -204,9 +210,7 @@ def test_missing_receipt_is_refused_with_the_command(config):
 
 
 def test_other_settings_are_refused_with_both_values(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    prepared(config, model)
     message = refusal(config(file=None, hf_name="org/set", text_column="body"))
     assert "dataset.hf_name is 'org/set', the data was made with None" in message
     assert "dataset.text_column is 'body', the data was made with 'text'" in message
@@ -214,9 +218,7 @@ def test_other_settings_are_refused_with_both_values(config, model):
 
 
 def test_another_model_is_refused(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    settings = prepared(config, model)
     renamed = settings.model_copy(update={"model": settings.model.model_copy(update={"name": "another"})})
     assert "model.name is 'another', the data was made with 'model'" in refusal(renamed)
     retrained = ModelSource("model", model.path, "folder", None, "e" * 64)
@@ -224,9 +226,7 @@ def test_another_model_is_refused(config, model):
 
 
 def test_data_that_the_receipt_does_not_match_is_refused(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    settings = prepared(config, model)
     dataset = Layout.of(settings).dataset
     dataset.write_text(dataset.read_text().replace("one", "two"))
     assert "holds data that the receipt does not match" in refusal(settings)
@@ -235,9 +235,7 @@ def test_data_that_the_receipt_does_not_match_is_refused(config, model):
 
 
 def test_source_that_was_edited_since_is_refused_and_one_that_is_gone_is_not(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    settings = prepared(config, model)
     source = Path(settings.dataset.file)
     source.touch()
     assert data.check_receipt(settings, Layout.of(settings)).rows == 1

@@ -89,7 +89,6 @@ class Source(TypedDict, total=False):
     split: str | None
     revision: str | None
     bytes: int | None
-    mtime_ns: int | None
     sha256: str | None
 
 

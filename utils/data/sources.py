@@ -1,7 +1,4 @@
-"""Where the texts come from: a dataset on the Hub, a CSV, TSV, text, Parquet or JSONL file, or the quickstart set.
-
-Rows are read one by one, in bounded memory.
-"""
+"""Texts, read row by row: of a dataset on the Hub, a CSV, TSV, text, Parquet or JSONL file, or the quickstart set."""
 
 import codecs
 import contextlib
@@ -217,7 +214,6 @@ class DataSource:
     split: str | None = None
     revision: str | None = None
     bytes: int | None = None
-    mtime_ns: int | None = None
     sha256: str | None = None
 
     def __str__(self) -> str:
@@ -249,10 +245,10 @@ def open_file(path: Path, text_column: Name, label_column: Name | None) -> Opene
     """Return the rows of a local file, identified by its content."""
     columns, rows = read_rows(path, Wanted(text_column, label_column))
     try:
-        status, sha256 = path.stat(), files.sha256(path)
+        size, sha256 = path.stat().st_size, files.sha256(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    source = DataSource("file", str(path), bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=sha256)
+    source = DataSource("file", str(path), bytes=size, sha256=sha256)
     return OpenedSource(source, columns, rows)
 
 
