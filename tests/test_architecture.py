@@ -207,6 +207,7 @@ THROUGH = {  # pinned, and imported by what imports them
 TOOLS = {
     "hatchling",
     "hypothesis",
+    "import-linter",
     "mkdocs-material",
     "mypy",
     "pip-audit",
