@@ -49,7 +49,7 @@ bench: setup-test  ## ratios against peers, each in one run
 	    echo "== $$file"; $(PYTHON) "$$file" $(ARGS) || failed+=" $$file"; \
 	done; [[ -z $$failed ]] || { echo "failed:$$failed" >&2; exit 1; }
 
-gpu: setup-gpu  ## what only a card can show, in eight minutes, a line each; without one a line and exit code 3, of make 2
+gpu: setup-gpu  ## the checks that need a GPU, in eight minutes; exit code 2 without one
 	@$(PYTHON) -m pytest -q tests/gpu $(ARGS)
 
 lint: setup-test  ## style, format, types, and known vulnerabilities of what is installed
@@ -100,19 +100,17 @@ monitor: setup-monitor  ## watch the runs in RUNS=runs in a browser, live
 
 profile-dashboard: monitor  ## the same as make monitor
 
-# A trace of a run lies in profiling.output_dir too, as a link or a copy: a file there with its content is the run's, and so
-# are the other files of its cycle. What another program has put there stays.
+# A trace of a run lies in profiling.output_dir too, as a link or a copy: a file there with its content is the run's. What
+# another program has put there stays.
 profile-clean:  ## remove the training runs in RUNS=runs that have ended, with their traces elsewhere; all else stays
 	@remove_logs() { \
 	    logs=$$(sed -nE '/"profiling"/,/\}/s/^ *"output_dir": "(.*)",?$$/\1/p' "$$1/config.json"); \
 	    [[ $$logs == /* ]] || logs=./$$logs; [[ $$logs != ./ && -d $$logs ]] || return; \
 	    find "$$1" -maxdepth 1 -type f -name '*trace*.json' -print0 | while IFS= read -r -d '' trace; do \
-	        find "$$logs/" -mindepth 2 -maxdepth 3 -type f \( -name 'rank*.pt.trace.json' -o -name '*chrome_trace.json' \) \
+	        find "$$logs/" -mindepth 2 -maxdepth 2 -type f \( -name 'rank*.pt.trace.json' -o -name '*chrome_trace.json' \) \
 	            -size "$$(stat -c %s "$$trace")c" -exec cmp -s "$$trace" {} \; -print0; \
 	    done | sort -zu | while IFS= read -r -d '' log; do \
-	        rm -f -- "$$log"; folder=$${log%/*}; \
-	        [[ $${folder##*/} != iteration_* ]] || rm -f -- "$$folder"/{rank[0-9]*_*,key_averages.txt}; \
-	        rmdir -- "$$folder" "$${folder%/*}" 2>/dev/null; \
+	        rm -f -- "$$log"; folder=$${log%/*}; rmdir -- "$$folder" "$${folder%/*}" 2>/dev/null; \
 	    done; \
 	}; \
 	here="$$(cat /proc/sys/kernel/random/boot_id 2>/dev/null) $$(readlink /proc/self/ns/pid)"; \

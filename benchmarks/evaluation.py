@@ -231,22 +231,22 @@ def lines(case: Measured) -> list[str]:
 
 def failures(case: Measured) -> list[str]:
     """Return what falls short, one sentence each; [] where all holds or cannot be judged here."""
-    result = []
+    short = []
     for bound in BOUNDS[case.name]:
         if bound.peer not in case.rates:
             continue
         times = ratio(case.rates[bound.ours], case.rates[bound.peer])
         if times < bound.times and bound.ours not in case.unjudged:
-            result.append(f"{case.name}: {bound.ours} is {times:.2f} x {bound.peer}, {bound.times:g} is asked for")
+            short.append(f"{case.name}: {bound.ours} is {times:.2f} x {bound.peer}, {bound.times:g} is asked for")
     if case.same_labels != case.texts:
-        result.append(f"{case.name}: {SAME} gives {case.texts - case.same_labels} of {case.texts} texts another label")
+        short.append(f"{case.name}: {SAME} gives {case.texts - case.same_labels} of {case.texts} texts another label")
     for method in SHARES[case.name]:
         reached = case.shares[method]
         if reached is not None and reached < LEAST_SHARE and method not in case.unjudged:
-            result.append(
+            short.append(
                 f"{case.name}: {method} reaches {reached:.0%} of the roofline, {LEAST_SHARE:.0%} are asked for"
             )
-    return result
+    return short
 
 
 SPEC_BATCH, SORTED_BATCH = 64, 32
@@ -260,14 +260,14 @@ Label = Callable[[Sequence[str]], list[int]]
 
 def peers(case: Case) -> dict[str, Label]:
     """Return the other ways, by name."""
-    result: dict[str, Label] = {
+    ways: dict[str, Label] = {
         SPEC: lambda texts: _batches(case, texts, range(len(texts)), SPEC_BATCH, "max_length"),
         LONGEST: lambda texts: _batches(case, texts, range(len(texts)), SPEC_BATCH, "longest"),
         CHARACTERS: lambda texts: _batches(
             case, texts, np.argsort([-len(text) for text in texts]).tolist(), SORTED_BATCH, "longest"
         ),
     }
-    return result | {f"{PIPELINE} {size}": _pipeline(case, size) for size in PIPELINE_BATCHES}
+    return ways | {f"{PIPELINE} {size}": _pipeline(case, size) for size in PIPELINE_BATCHES}
 
 
 def _batches(case: Case, texts: Sequence[str], order: Sequence[int], size: int, padding: str) -> list[int]:
@@ -283,8 +283,8 @@ def _batches(case: Case, texts: Sequence[str], order: Sequence[int], size: int, 
                 max_length=MAX_LENGTH,
                 return_tensors="pt",
             )
-            result = case.model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits
-            for row, label in zip(rows, result.argmax(dim=1).tolist(), strict=True):
+            logits = case.model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).logits
+            for row, label in zip(rows, logits.argmax(dim=1).tolist(), strict=True):
                 labels[row] = label
     return labels
 
@@ -296,8 +296,8 @@ def _pipeline(case: Case, size: int) -> Label:
     ids = case.model.config.label2id
 
     def label(texts: Sequence[str]) -> list[int]:
-        result = made(list(texts), batch_size=size, truncation=True, max_length=MAX_LENGTH)
-        return [ids[item["label"]] for item in result]
+        answers = made(list(texts), batch_size=size, truncation=True, max_length=MAX_LENGTH)
+        return [ids[answer["label"]] for answer in answers]
 
     return label
 
@@ -308,7 +308,7 @@ def engines(case: Case) -> Iterator[dict[str, Label]]:
 
     Their texts are sorted by length; those that OpenVINO's eight bits are calibrated with are the last ones.
     """
-    result: dict[str, Label] = {}
+    labels: dict[str, Label] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as processes:
         source = ModelSource(str(case.folder), case.folder, "folder", None, "")
         running: dict[str, EngineProcess] = {}
@@ -330,13 +330,13 @@ def engines(case: Case) -> Iterator[dict[str, Label]]:
                 print(f"{engine.words}: left out: {error}", flush=True)
                 continue
             print(f"{engine.words}: batches of {size} sorted by length", flush=True)
-            result[engine.words] = partial(_labels, partial(process.logits, name), size)
-        yield result
+            labels[engine.words] = partial(_labels, partial(process.logits, name), size)
+        yield labels
 
 
 def _labels(logits: Callable[[Sequence[str], int], np.ndarray], size: int, texts: Sequence[str]) -> list[int]:
-    result: list[int] = logits(texts, size).argmax(axis=1).tolist()
-    return result
+    labels: list[int] = logits(texts, size).argmax(axis=1).tolist()
+    return labels
 
 
 def _best_size(logits: Callable[[Sequence[str], int], np.ndarray], texts: Sequence[str]) -> int:
@@ -349,11 +349,11 @@ def _best_size(logits: Callable[[Sequence[str], int], np.ndarray], texts: Sequen
     return min(seconds, key=lambda size: seconds[size])
 
 
-PRODUCTS = ("mm", "addmm", "bmm", "linear", "baddbmm", "matmul", "mkldnn::_linear_pointwise",
+MATMUL = ("mm", "addmm", "bmm", "linear", "baddbmm", "matmul", "mkldnn::_linear_pointwise",
             "onednn::qlinear_pointwise")  # fmt: skip
-PREPARED = ("mkldnn::_linear_pointwise", "onednn::qlinear_pointwise")  # with kernels, and a limit, of their own
-KINDS = ("products", "attention", "element-wise")
-SIZE, CALLS = 1024, 7  # of the square products of a prepared layer
+PREPACKED = ("mkldnn::_linear_pointwise", "onednn::qlinear_pointwise")  # with kernels, and a limit, of their own
+KINDS = ("matmul", "attention", "element-wise")
+SIZE, CALLS = 1024, 7  # of the square products of a prepacked layer
 
 
 @dataclass(frozen=True)
@@ -366,31 +366,31 @@ class Roofline:
 
     def lines(self, spent_s: float) -> list[str]:
         """Return what takes the time, as lines; `spent_s` is what the texts took uncounted."""
-        result = [
+        kinds = [
             f"  {kind}: {self.seconds_by_kind[kind]:.2f} s counted, least {self.least_by_kind[kind]:.2f} s"
             for kind in KINDS
         ]
         rest = spent_s - sum(self.seconds_by_kind.values())
-        return [*result, f"  the rest of {spent_s:.2f} s (dispatch, tokenizing, batches): {rest:.2f} s"]
+        return [*kinds, f"  the rest of {spent_s:.2f} s (dispatch, tokenizing, batches): {rest:.2f} s"]
 
 
 def roofline_of(predictor: Predictor, texts: Sequence[str], weights_bytes: float, ceilings: Ceilings) -> Roofline:
     """Return the roofline of what the predictor computes for the texts, which its packs pad with nothing.
 
-    Layers that are prepared are held against what such a layer reaches in that precision, all else against the products
-    of the dtype with the settings in use: coarser ones are none that it may use.
+    Layers that are prepacked are held against what such a layer reaches in that precision, all else against the matmul
+    of the dtype with the settings in use: one of reduced precision is none that it may use.
     """
     limits = ceilings.limits(predictor.dtype)
     precision = PRECISIONS[predictor.options.precision]
     reached = layer_rate(precision) if precision.convert else 0.0
-    stock = 0.0 if precision.name == "int8" else limits.flops_per_s.value  # a prepared layer may fall short of those
-    prepared = msgspec.structs.replace(limits, flops_per_s=Interval.exact(max(stock, reached)))
+    stock = 0.0 if precision.name == "int8" else limits.flops_per_s.value  # a prepacked layer may fall short of those
+    prepacked = msgspec.structs.replace(limits, flops_per_s=Interval.exact(max(stock, reached)))
     least, spent = defaultdict(float), defaultdict(float)
     for forward in predictor.forwards(predictor.tokenize(texts)):
         for operator in count(forward, clock=time.perf_counter).operators:
-            roof = prepared if operator.name in PREPARED else limits
-            result = attribute([operator], roof, weights_bytes, operator.seconds or 1e-9, on_host=False)
-            least[_kind(operator)] += result.compute_s + result.memory_s
+            roof = prepacked if operator.name in PREPACKED else limits
+            bound = attribute([operator], roof, weights_bytes, operator.seconds or 1e-9, on_host=False)
+            least[_kind(operator)] += bound.compute_s + bound.memory_s
             spent[_kind(operator)] += operator.seconds or 0.0
     return Roofline(sum(least.values()), *({kind: times[kind] for kind in KINDS} for times in (least, spent)))
 
@@ -413,16 +413,16 @@ def _kind(work: OperatorLoad) -> str:
     name = work.name.removeprefix("aten::")
     if "attention" in name:
         return "attention"
-    return "products" if name in PRODUCTS else "element-wise"
+    return "matmul" if name in MATMUL else "element-wise"
 
 
 def limits_text(ceilings: Ceilings) -> str:
     """Return the measured limits as one line."""
     rates = [
-        f"{item.dtype} {item.precision or ''} {item.flops_per_s / 1e9:.0f}".replace("  ", " ")
-        for item in ceilings.compute
+        f"{ceiling.dtype} {ceiling.precision or ''} {ceiling.flops_per_s / 1e9:.0f}".replace("  ", " ")
+        for ceiling in ceilings.compute
     ]
-    memory = [f"{item.level} {item.bytes_per_s / 1e9:.0f}" for item in ceilings.memory]
+    memory = [f"{ceiling.level} {ceiling.bytes_per_s / 1e9:.0f}" for ceiling in ceilings.memory]
     return f"GFLOP/s: {', '.join(rates)}; GB/s: {', '.join(memory)}; {torch.get_num_threads()} threads"
 
 
@@ -443,19 +443,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("short: left out, the MiniLM classifier or banking77 is missing")
     deadline = time.perf_counter() + args.seconds
     states = {name: State.read(args.state, name, args.rows) for name in args.only or here}
-    result = [_measure(name, args.rows, args.repeats, state, deadline) for name, state in states.items()]
-    measured = [item for item in result if item]
+    cases = [_measure(name, args.rows, args.repeats, state, deadline) for name, state in states.items()]
+    measured = [case for case in cases if case]
     print()
-    if len(measured) < len(result):
+    if len(measured) < len(cases):
         print("not all repeats are made; the same command goes on")
         return 3
-    short = [failure for item in measured for failure in failures(item)]
-    for item in measured:
-        for method, reason in item.unjudged.items():
-            print(f"not judged: the bounds of {method} ({item.name}): {reason}")
+    short = [failure for case in measured for failure in failures(case)]
+    for case in measured:
+        for method, reason in case.unjudged.items():
+            print(f"not judged: the bounds of {method} ({case.name}): {reason}")
     for failure in short:
         print(f"FAILED: {failure}")
-    summary = "; ".join(f"{item.name}: {', '.join(lines(item))}" for item in measured)
+    summary = "; ".join(f"{case.name}: {', '.join(lines(case))}" for case in measured)
     print(f"{'FAILED' if short else 'passed'}: {summary}")
     return int(bool(short))
 
@@ -589,10 +589,10 @@ def take_turns(
         for name in reversed(methods) if repeat % 2 else methods:
             texts = case.texts[:SPEC_BATCH] if name == SPEC else case.texts
             start = time.perf_counter()
-            result = methods[name](texts)
+            answers = methods[name](texts)
             rates[name] = len(texts) / (time.perf_counter() - start)
             if len(texts) == len(case.texts):
-                labels[name] = [int(label) for label in result]
+                labels[name] = [int(label) for label in answers]
             print(f"{repeat + 1:>3}  {name:<21} {rates[name]:8.1f} texts/s", flush=True)
         state.keep(rates, labels)
         longest = max(longest, time.perf_counter() - began)
@@ -602,13 +602,11 @@ def _share(case: Case, predictor: Predictor, rates: Sequence[float], limits: cei
     """Print how near the roofline the texts came and what takes the rest; return the share, None above 1."""
     roofline = roofline_of(predictor, case.texts, weight_bytes(predictor.model), limits)
     spent = len(case.texts) / median(rates)
-    result = share(roofline.least_s, spent)
-    message = (
-        "no share: faster than the limits that were measured" if result is None else f"{result:.0%} of the roofline"
-    )
-    print(f"{predictor.options.precision}, {predictor.strategy}: {message} of its own precision")
+    reached = share(roofline.least_s, spent)
+    text = "faster than the measured limits" if reached is None else f"{reached:.0%} of the roofline"
+    print(f"{predictor.options.precision}, {predictor.strategy}: {text} of its own precision")
     print("\n".join(roofline.lines(spent)), flush=True)
-    return result
+    return reached
 
 
 if __name__ == "__main__":

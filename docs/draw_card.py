@@ -32,9 +32,9 @@ def main() -> None:
 
 def card_of_readme() -> list[str]:
     """Return the lines of the card in the README."""
-    found = CARD.search((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert found, "the README shows no card"
-    return found[1].splitlines()
+    card = CARD.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert card, "the README shows no card"
+    return card[1].splitlines()
 
 
 def drawn(lines: list[str]) -> str:

@@ -29,7 +29,7 @@ ALIAS = re.compile(r"[A-Z][a-z]\w*")  # `Bound = Literal[...]`, and not a consta
 WIDEST = 110  # of a signature on one line
 HEAD = """# Reference
 
-Made from the docstrings of `boundby`, a page for each module. Names are imported from the module they stand under:
+Made from the docstrings of `boundby`, a page for each module. Import a name from the module under which it stands:
 `from boundby.layers.engine import ObservabilityEngine`. Times are seconds and sizes bytes; a value that is not known is
 `None`. [All settings](settings.md) of the pipeline have a page of their own.
 """
@@ -65,13 +65,13 @@ class Module:
 
     def definitions(self) -> dict[str, Node]:
         """Return what the module itself defines, by name, in the order of the source."""
-        found: dict[str, Node] = {}
+        nodes: dict[str, Node] = {}
         for node in self.tree.body:
             if isinstance(node, Function | ast.ClassDef):
-                found[node.name] = node
+                nodes[node.name] = node
             elif isinstance(node, ast.Assign | ast.AnnAssign) and (name := _assigned(node)):
-                found[name] = node
-        return found
+                nodes[name] = node
+        return nodes
 
 
 def on_config(config: Any) -> Any:
@@ -116,8 +116,8 @@ def relinked(text: str, path: str) -> str:
 def made_pages() -> dict[str, str]:
     """Return the text of every page that is made, by its path in the site."""
     modules = public_modules()
-    made = {f"reference/{each.name}.md": "\n".join(_module(each)).rstrip() + "\n" for each in modules}
-    rows = [f"| [{each.name}]({each.name}.md) | {_docstring(each.tree).splitlines()[0]} |" for each in modules]
+    made = {f"reference/{module.name}.md": "\n".join(_module(module)).rstrip() + "\n" for module in modules}
+    rows = [f"| [{module.name}]({module.name}.md) | {_docstring(module.tree).splitlines()[0]} |" for module in modules]
     made["reference/index.md"] = "\n".join([HEAD, "| module | what it is for |", "| --- | --- |", *rows, ""])
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
@@ -188,63 +188,63 @@ def _module(module: Module) -> Iterator[str]:
 
 
 def _class(node: ast.ClassDef, source: str) -> Iterator[str]:
-    bases = f"({', '.join(ast.unparse(each) for each in node.bases)})" if node.bases else ""
-    fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and not _assigned(each).startswith("_")]
-    methods = [each for each in node.body if isinstance(each, Function)]
-    maker = next((each for each in methods if each.name == "__init__"), None)
+    bases = f"({', '.join(ast.unparse(base) for base in node.bases)})" if node.bases else ""
+    fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and not _assigned(part).startswith("_")]
+    methods = [part for part in node.body if isinstance(part, Function)]
+    maker = next((method for method in methods if method.name == "__init__"), None)
     if maker and not fields:
         yield from _code(_signature(maker, f"{node.name}", is_method=True).removesuffix(" -> None"))
     else:
         yield from _code("\n".join([f"class {node.name}{bases}:", *_fields(fields, source)]))
     yield from (_docstring(node), "")
-    for each in methods:
-        if each.name.startswith("_"):
+    for method in methods:
+        if method.name.startswith("_"):
             continue
-        name = f"{node.name}.{each.name}"
-        decorators = {ast.unparse(decorator) for decorator in each.decorator_list}
-        shown = f"{name}{_returned(each)}" if "property" in decorators else _signature(each, name, is_method=True)
-        yield from (*_code(shown), _docstring(each), "")
+        name = f"{node.name}.{method.name}"
+        decorators = {ast.unparse(decorator) for decorator in method.decorator_list}
+        shown = f"{name}{_returned(method)}" if "property" in decorators else _signature(method, name, is_method=True)
+        yield from (*_code(shown), _docstring(method), "")
 
 
 def _fields(fields: list[ast.AnnAssign], source: str) -> list[str]:
     """Return the fields as they stand in the source, with the comments behind them."""
     lines = source.splitlines()
-    return [line for each in fields for line in lines[each.lineno - 1 : each.end_lineno]] or ["    ..."]
+    return [line for field in fields for line in lines[field.lineno - 1 : field.end_lineno]] or ["    ..."]
 
 
 def _signature(node: Function, name: str = "", is_method: bool = False) -> str:
     """Return the call on one line, or with one argument a line where that is too long."""
     copy = ast.parse(ast.unparse(node)).body[0]
     assert isinstance(copy, Function)
-    if is_method and "staticmethod" not in {ast.unparse(each) for each in copy.decorator_list}:
+    if is_method and "staticmethod" not in {ast.unparse(decorator) for decorator in copy.decorator_list}:
         (copy.args.posonlyargs or copy.args.args).pop(0)
     head, returned = name or copy.name, _returned(copy)
     arguments = list(_arguments(copy.args))
     whole = f"{head}({', '.join(arguments)}){returned}"
     if len(whole) <= WIDEST:
         return whole
-    return "\n".join([f"{head}(", *(f"    {each}," for each in arguments), f"){returned}"])
+    return "\n".join([f"{head}(", *(f"    {argument}," for argument in arguments), f"){returned}"])
 
 
 def _arguments(given: ast.arguments) -> Iterator[str]:
     """Yield each argument with its type and default."""
     positional = [*given.posonlyargs, *given.args]
     defaults = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
-    for number, (each, default) in enumerate(zip(positional, defaults, strict=True), 1):
-        yield _argument(each, default)
+    for number, (argument, default) in enumerate(zip(positional, defaults, strict=True), 1):
+        yield _argument(argument, default)
         if number == len(given.posonlyargs):
             yield "/"
     if given.vararg or given.kwonlyargs:
         yield f"*{ast.unparse(given.vararg) if given.vararg else ''}"
-    for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-        yield _argument(each, default)
+    for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        yield _argument(argument, default)
     if given.kwarg:
         yield f"**{ast.unparse(given.kwarg)}"
 
 
-def _argument(each: ast.arg, default: ast.expr | None) -> str:
-    equals = " = " if each.annotation else "="
-    return ast.unparse(each) + ("" if default is None else equals + ast.unparse(default))
+def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    equals = " = " if argument.annotation else "="
+    return ast.unparse(argument) + ("" if default is None else equals + ast.unparse(default))
 
 
 def _returned(node: Function) -> str:

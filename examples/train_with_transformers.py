@@ -29,7 +29,7 @@ def main() -> None:
         output_dir=folder, per_device_train_batch_size=8, num_train_epochs=1, report_to=[], disable_tqdm=True
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=rows)
-    with callback.attach(trainer):  # or callbacks=[callback], which sees less
+    with callback.attach(trainer):  # or callbacks=[callback], which hears of no exception
         trainer.train()
     print(*sorted(str(path) for path in Path(folder).rglob("*") if path.is_file()), sep="\n")
 

@@ -40,11 +40,11 @@ def main(run: cli.Run) -> int:
     args = run.args
     traces.check_counts(top=args.top, steps=args.steps)
     asked = {"group_by": args.group_by, "expected_steps": args.steps, "with_callers": args.diff is not None}
-    found = traces.examine(args.traces, **asked)
-    place, is_finding = found.place(args.rank), found.is_finding
+    examined = traces.examine(args.traces, **asked)
+    index, is_finding = examined.index_of(args.rank), examined.is_finding
     if args.diff:
         other = traces.examine([args.diff], **asked)
-        pair = traces.Pair(found.only(args.rank), other.only(args.rank), args.group_by)
+        pair = traces.Pair(examined.only(args.rank), other.only(args.rank), args.group_by)
         is_finding = is_finding or other.is_finding
     else:
         pair = None
@@ -52,16 +52,16 @@ def main(run: cli.Run) -> int:
     def document():
         from utils.tracing import trace_document as document
 
-        return document.of(found) if pair is None else document.of_pair(pair)
+        return document.of(examined) if pair is None else document.of_pair(pair)
 
     def text():
         from utils.tracing import trace_text as text
 
-        return "\n".join(text.lines(found, place, args.top) if pair is None else text.pair_lines(pair, args.top))
+        return "\n".join(text.lines(examined, index, args.top) if pair is None else text.pair_lines(pair, args.top))
 
     run.give(document, text)
     if args.flame_graph:
-        trace = found.traces[place].analysis.path
+        trace = examined.traces[index].analysis.path
         drawn = traces.write_flame_graph(trace, args.flame_graph)
         run.note(f"wrote {args.flame_graph}" if drawn else f"{trace} holds no Python stacks: record it with_stack=True")
         is_finding = is_finding or not drawn

@@ -48,7 +48,7 @@ def main(run: cli.Run) -> int:
     if comparison.are_trainings(args.runs):
         trained = comparison.compare(args.runs, None if args.minimum_effect is None else args.minimum_effect / 100)
         run.give(lambda: comparison.told(trained), lambda: "\n".join(comparison.lines(trained)))
-        return int(any(each.is_finding(args.strict) for each in trained))
+        return int(any(judged.is_finding(args.strict) for judged in trained))
     runs = [facts.read(path, run.layout) for path in args.runs]
     if args.save_baseline:
         saved = baselines.save(args.save_baseline, args.name, runs)
@@ -56,14 +56,14 @@ def main(run: cli.Run) -> int:
         return cli.DONE
     if args.baseline:
         runs.insert(0, baselines.load(args.baseline, args.name))
-    found = facts.compare(runs, args.minimum_effect, force=args.force)
+    compared = facts.compare(runs, args.minimum_effect, force=args.force)
 
     def text():
-        gate = facts.gate_text(found[0].a.document, found[0].minimum_effect) if args.baseline else None
-        return blocks.markdown_text(found, gate) if args.markdown else "\n".join(blocks.lines(found, gate))
+        gate = facts.gate_text(compared[0].a.document, compared[0].minimum_effect) if args.baseline else None
+        return blocks.markdown_text(compared, gate) if args.markdown else "\n".join(blocks.lines(compared, gate))
 
-    run.give(lambda: facts.told(found), text)
-    return int(any(each.is_finding(args.strict) for each in found))
+    run.give(lambda: facts.plain(compared), text)
+    return int(any(judged.is_finding(args.strict) for judged in compared))
 
 
 if __name__ == "__main__":

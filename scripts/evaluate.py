@@ -51,18 +51,18 @@ def main(run: cli.Run) -> int:
             run.note(f"doubt: {loaded.choice.doubt}")
         made = evaluation.plan(run, loaded, wanted)
         run.say(f"planned: {evaluation.described(made)}")
-        run.give(lambda: {"action": "plan", "status": "planned", **evaluation.told(run, made)})
+        run.give(lambda: {"action": "plan", "status": "planned", **evaluation.summary(run, made)})
         return cli.DONE
     made = evaluation.planned(run, wanted, computes=run.args.action == "run")
     if run.args.action == "run":
         evaluation.predict(run, made, run.args.shards)
-        run.give(lambda: {"action": "run", "shards": run.args.shards, **evaluation.told(run, made)})
+        run.give(lambda: {"action": "run", "shards": run.args.shards, **evaluation.summary(run, made)})
         return cli.DONE
     from utils.baseline import console_evaluation
 
-    found = evaluation.conclude(run, made)
-    lines = console_evaluation(found, made.identity.task)
-    run.give(lambda: {"action": "finalize", **evaluation.told(run, made), "metrics": found}, lambda: "\n".join(lines))
+    metrics = evaluation.conclude(run, made)
+    text = "\n".join(console_evaluation(metrics, made.identity.task))
+    run.give(lambda: {"action": "finalize", **evaluation.summary(run, made), "metrics": metrics}, lambda: text)
     return cli.DONE
 
 

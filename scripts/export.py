@@ -21,10 +21,10 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="the folder (default: output.results_dir of the settings)"
     )
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--mlflow", metavar="URI", help="tracking URI, such as http://host:5000 or sqlite:///mlflow.db")
-    place.add_argument("--wandb", type=Path, metavar="DIR", help="folder for an offline run; `wandb sync` uploads it")
-    place.add_argument("--tensorboard", type=Path, metavar="DIR", help="folder for the event file")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--mlflow", metavar="URI", help="tracking URI, such as http://host:5000 or sqlite:///mlflow.db")
+    target.add_argument("--wandb", type=Path, metavar="DIR", help="folder for an offline run; `wandb sync` uploads it")
+    target.add_argument("--tensorboard", type=Path, metavar="DIR", help="folder for the event file")
 
 
 @cli.tool(add_arguments)
@@ -33,14 +33,14 @@ def main(run: cli.Run) -> int:
 
     args = run.args
     folder = Path(args.run or run.layout.results)
-    found = export.read(replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name))
+    results = export.read(replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name))
     if args.mlflow:
-        made = export.to_mlflow(found, args.mlflow)
+        made = export.to_mlflow(results, args.mlflow)
     elif args.wandb:
-        made = export.to_wandb(found, args.wandb)
+        made = export.to_wandb(results, args.wandb)
     else:
-        made = export.to_tensorboard(found, args.tensorboard)
-    exported = {"rows": len(found.rows), "pictures": len(found.pictures), "made": made}
+        made = export.to_tensorboard(results, args.tensorboard)
+    exported = {"rows": len(results.rows), "pictures": len(results.pictures), "made": made}
     run.give(lambda: exported, lambda: "exported {rows} rows and {pictures} pictures: {made}".format(**exported))
     return cli.DONE
 

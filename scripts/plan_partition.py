@@ -33,9 +33,9 @@ def add_arguments(parser) -> None:
         "--objective",
         choices=("latency", "throughput", "requests"),
         default="latency",
-        help="what to make least (default: %(default)s of one request)",
+        help="what to minimise (default: %(default)s of one request)",
     )
-    parser.add_argument("--requests", type=int, metavar="M", help="how many requests are to be done soonest")
+    parser.add_argument("--requests", type=int, metavar="M", help="with --objective requests: how many")
     parser.add_argument(
         "--model", metavar="NAME_OR_FOLDER", help="where a run of the plan finds it (default: the profile's)"
     )

@@ -29,8 +29,8 @@ def main(run: cli.Run) -> int:
     from utils.report import run_summary as summary
 
     folder = Path(run.args.run or run.layout.results)
-    found = summary.of(replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name))
-    run.give(lambda: summary.as_json(found), lambda: summary.as_markdown(found))
+    made = summary.of(replace(run.layout, results=folder, metrics=folder / run.layout.metrics.name))
+    run.give(lambda: summary.as_json(made), lambda: summary.as_markdown(made))
     return cli.DONE
 
 

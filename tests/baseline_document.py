@@ -88,7 +88,7 @@ def visit(dtype: str, batch_size: int, number: int, speed: Speed, memory: Mappin
         status="ok",
         session="test",
         timings=tuple(timings),
-        spent_s=sum(each.seconds for each in timings[2:]),
+        spent_s=sum(timing.seconds for timing in timings[2:]),
         batches=BATCHES,
         warm_up=WarmUp(12, 0.4, converged=True),
         memory=MemoryUse(**memory),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.tiny_models import LABELS, WORDS, save_bert
+from utils.evaluation import parts
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, SHARD_ROWS = 40, 16
@@ -55,7 +56,13 @@ def evaluate(settings: Sequence[str], *actions: str) -> list[int]:
     return [main([*action.split(), *settings]) for action in actions]
 
 
+def labels(folder: Path) -> list[int]:
+    """Return the predicted labels of an evaluation below `folder`, in the order of the dataset."""
+    tables = [parts.read(path.read_bytes()) for path in sorted((folder / "evaluation").glob("part-*"))]
+    return [label for table in tables for label in table["prediction"].to_pylist()]
+
+
 def results(folder: Path) -> dict[str, bytes]:
     """Return what depends on the plan alone: parts, predictions and what is made of them."""
-    found = [*folder.glob("part-*.parquet"), *folder.glob("*.csv"), *folder.glob("quality.json")]
-    return {path.name: path.read_bytes() for path in sorted(found)}
+    paths = [*folder.glob("part-*.parquet"), *folder.glob("*.csv"), *folder.glob("quality.json")]
+    return {path.name: path.read_bytes() for path in sorted(paths)}

@@ -66,13 +66,13 @@ def settled(count: int) -> settings:
 
 def places(value: Any, at: tuple = ()) -> list[tuple]:
     """Return where something stands in a document; of a list the first and the last."""
-    found: list[tuple] = []
+    result: list[tuple] = []
     items = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list) and value:
         items = [(number, value[number]) for number in sorted({0, len(value) - 1})]
     for key, item in items:
-        found += [(*at, key), *places(item, (*at, key))]
-    return found
+        result += [(*at, key), *places(item, (*at, key))]
+    return result
 
 
 DAMAGES = ("spaced", "ordered", "unknown", "torn", "root", "needed", "NaN", "deep", "set", "del")
@@ -92,21 +92,21 @@ def damaged(draw: st.DrawFn, whole: dict, needed: tuple[str, ...]) -> tuple[str,
     if kind == "unknown":
         return "same", json.dumps({**value, "unknown to us": draw(VALUES)}).encode()
     if kind == "root":
-        return "broken", json.dumps(draw(VALUES.filter(lambda found: not isinstance(found, dict)))).encode()
+        return "broken", json.dumps(draw(VALUES.filter(lambda result: not isinstance(result, dict)))).encode()
     if kind == "needed":
         del value[draw(st.sampled_from(needed))]
         return "broken", json.dumps(value).encode()
     content = json.dumps(value).encode()
     if kind == "torn":
         return "broken", content[: draw(st.integers(0, len(content) - 1))]
-    place = draw(st.sampled_from(places(value)))
+    index = draw(st.sampled_from(places(value)))
     inside = value
-    for key in place[:-1]:
+    for key in index[:-1]:
         inside = inside[key]
     if kind == "del":
-        del inside[place[-1]]
+        del inside[index[-1]]
     else:
-        inside[place[-1]] = {"set": draw(VALUES), "NaN": math.nan, "deep": "DEEP"}[kind]
+        inside[index[-1]] = {"set": draw(VALUES), "NaN": math.nan, "deep": "DEEP"}[kind]
     content = json.dumps(value).encode()
     if kind == "deep":
         content = content.replace(b'"DEEP"', b'{"a":' * 5000 + b"1" + b"}" * 5000)
@@ -135,9 +135,9 @@ def left_by_the_steps(folder: Path) -> list[Document]:
     predicted_quality.store(run.layout.evaluated, mistakes=predicted_quality.mistakes(2))
 
     def report() -> None:
-        found = sources.read(run)
-        plain_text.render(assembly.report(found).document)
-        card.card(found)
+        content = sources.read(run)
+        plain_text.render(assembly.report(content).document)
+        card.card(content)
 
     ceilings, receipt = folder / "ceilings.json", folder / "receipt.json"
     files.write_json(ceilings, CPU_CEILINGS.as_dict())

@@ -68,5 +68,5 @@ def judged(seconds: Seconds, steps: int = 40, *, saw: Verdict | None = None, **h
 
 
 def gain_of(verdict: TrainingVerdict, word: str) -> float:
-    (found,) = [each.at_most for each in verdict.gains if word in str(each.fix)]
-    return found
+    (at_most,) = [gain.at_most for gain in verdict.gains if word in str(gain.fix)]
+    return at_most

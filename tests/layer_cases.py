@@ -334,18 +334,18 @@ def misses(profile: ModelProfile, made: Made, share: float = 0.0, least_us: floa
 
     The mean counts where a layer is not called alike in every run, else the median.
     """
-    told = []
-    found = {each.path: each for each in profile.layers}
-    if set(found) != set(made.expected):
-        told.append(f"call paths {sorted(found)}, wanted {sorted(made.expected)}")
+    differences = []
+    measured = {layer.path: layer for layer in profile.layers}
+    if set(measured) != set(made.expected):
+        differences.append(f"call paths {sorted(measured)}, wanted {sorted(made.expected)}")
     for path, (calls, us) in made.expected.items():
-        layer = found.get(path)
+        layer = measured.get(path)
         if layer is None or layer.calls != calls:
-            told.append(f"{path or '(model)'}: called {layer and layer.calls} times, wanted {calls}")
+            differences.append(f"{path or '(model)'}: called {layer and layer.calls} times, wanted {calls}")
         elif layer.host_self_s and layer.calls:
             is_steady = layer.calls == round(layer.calls)
             own = layer.host_self_s.median if is_steady else layer.host_self_s.mean
             off = own * 1e6 / layer.calls - us
             if abs(off) > max(share * us, least_us):
-                told.append(f"{path or '(model)'}: {us + off:.3f} us, wanted {us:.6g}")
-    return told
+                differences.append(f"{path or '(model)'}: {us + off:.3f} us, wanted {us:.6g}")
+    return differences

@@ -58,7 +58,7 @@ class Quiet:
         return self
 
     def disturbances(self, threads: int) -> list[Any]:
-        return [_Text(each) for each in self.texts]
+        return [_Text(text) for text in self.texts]
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,13 @@ def profiled(model: nn.Module, inputs: Any, folder: Any, num_runs: int = 2, **ot
 
 
 def layer(profile: ModelProfile, path: str) -> LayerProfile:
-    (found,) = [each for each in profile.layers if each.path == path]
-    return found
+    (match,) = [layer for layer in profile.layers if layer.path == path]
+    return match
 
 
 def self_ns(profile: ModelProfile) -> dict[str, float | None]:
     """Return the nanoseconds of each layer in itself."""
-    return {each.path: each.host_self_s and round(each.host_self_s.median / NS, 3) for each in profile.layers}
+    return {layer.path: layer.host_self_s and round(layer.host_self_s.median / NS, 3) for layer in profile.layers}
 
 
 def token_ids(batch: int, length: int, below: int = 60) -> torch.Tensor:

@@ -68,28 +68,28 @@ def nested(layers: Sequence[LayerProfile], parents: Mapping[str, str] | None = N
 
     `parents` are the callers of layers whose own path does not name them, as lists of modules are not called.
     """
-    known = {each.path for each in layers}
+    known = {layer.path for layer in layers}
     placed = []
-    for order, each in enumerate(layers):
-        parent = (parents or {}).get(each.path, each.parent)
+    for order, row in enumerate(layers):
+        parent = (parents or {}).get(row.path, row.parent)
         while parent is not None and parent not in known:
             parent = parent.rpartition(".")[0]
-        placed.append(replace(each, parent=parent, order=order))
-    by_path = {each.path: each for each in placed}
+        placed.append(replace(row, parent=parent, order=order))
+    by_path = {row.path: row for row in placed}
     raised = spread(1.0).median  # by which `spread` lifts the median over what it is given
-    seconds = {each.path: each.host_self_s.median / raised if each.host_self_s else 0.0 for each in placed}
-    parameters = {each.path: each.parameters for each in placed}
-    for each in reversed(placed):
-        if each.parent is not None:
-            seconds[each.parent] += seconds[each.path]
-            parameters[each.parent] += parameters[each.path]
+    seconds = {row.path: row.host_self_s.median / raised if row.host_self_s else 0.0 for row in placed}
+    parameters = {row.path: row.parameters for row in placed}
+    for row in reversed(placed):
+        if row.parent is not None:
+            seconds[row.parent] += seconds[row.path]
+            parameters[row.parent] += parameters[row.path]
     depths: dict[str, int] = {}
-    found = []
-    for path, each in by_path.items():
-        depths[path] = 0 if each.parent is None else depths[each.parent] + 1
-        inclusive = spread(seconds[path]) if each.host_self_s else None
-        found.append(replace(each, depth=depths[path], host_inclusive_s=inclusive, parameters=parameters[path]))
-    return tuple(found)
+    complete = []
+    for path, row in by_path.items():
+        depths[path] = 0 if row.parent is None else depths[row.parent] + 1
+        inclusive = spread(seconds[path]) if row.host_self_s else None
+        complete.append(replace(row, depth=depths[path], host_inclusive_s=inclusive, parameters=parameters[path]))
+    return tuple(complete)
 
 
 def model_profile(layers: Sequence[LayerProfile], **fields: object) -> ModelProfile:
@@ -102,7 +102,7 @@ def model_profile(layers: Sequence[LayerProfile], **fields: object) -> ModelProf
         "num_runs": 60,
         "reference_s": spread(END_TO_END_S),
         "instrumented_s": spread(1.006 * END_TO_END_S),
-        "hook_cost_s": 1.6e-6,
+        "probe_cost_s": 1.6e-6,
         "module_calls": float(len(layers)),
         "coverage": Coverage(ratio=1.004, status="pass", leaf_ratio=0.81),
         "layers": tuple(layers),
@@ -173,12 +173,12 @@ def gpt2(blocks: int = 12, **fields: object) -> ModelProfile:
         light("transformer.wte", "Embedding", 5.5e-5, parameters=VOCABULARY * WIDTH),
         light("transformer.wpe", "Embedding", 2e-5, parameters=1024 * WIDTH),
         light("transformer.drop", "Dropout", 3e-6),
-        *(each for at in range(blocks) for each in gpt2_block(at)),
+        *(part for at in range(blocks) for part in gpt2_block(at)),
         light("transformer.ln_f", "LayerNorm", 4.3e-5, parameters=2 * WIDTH),
         linear("lm_head", "Linear", WIDTH, VOCABULARY, 0.8),
     ]
-    found = nested(layers)
-    whole = found[0].host_inclusive_s
+    complete = nested(layers)
+    whole = complete[0].host_inclusive_s
     assert whole
     known = {
         "model_name": "gpt2",
@@ -187,26 +187,26 @@ def gpt2(blocks: int = 12, **fields: object) -> ModelProfile:
         "instrumented_s": spread(whole.median),
         "limits": LIMITS,
     }
-    return model_profile(found, **{**known, **fields})
+    return model_profile(complete, **{**known, **fields})
 
 
 def with_memory(profile: ModelProfile) -> ModelProfile:
     """Return the profile as a GPU gives it: with device times and memory at every boundary."""
     held, layers = 498_000_000, []
-    for each in profile.layers:
-        output = each.output_bytes or 0
+    for layer in profile.layers:
+        output = layer.output_bytes or 0
         layers.append(
             replace(
-                each,
-                device_self_s=each.host_self_s,
-                device_inclusive_s=each.host_inclusive_s,
+                layer,
+                device_self_s=layer.host_self_s,
+                device_inclusive_s=layer.host_inclusive_s,
                 is_launch_bound=False,
                 memory_before_bytes=held,
                 memory_after_bytes=held + output // 4,
                 activation_peak_bytes=2 * output + 100_000,
             )
         )
-        held += output // 4 if each.type != "Dropout" else -output // 2
+        held += output // 4 if layer.type != "Dropout" else -output // 2
     return replace(profile, device="cuda:0", device_name="NVIDIA H200", layers=tuple(layers))
 
 
@@ -214,15 +214,15 @@ def many(number: int, **fields: object) -> ModelProfile:
     """Return a model of `number` layers beside its root, in blocks of five."""
     layers = [layer("", "Model", 1e-4)]
     for at in range(number):
-        block, place = divmod(at, 5)
-        path = f"stack.blocks.{block}" + ("" if place == 0 else f".part_{place}")
-        type_ = "Block" if place == 0 else ("Linear", "LayerNorm", "Linear", "Activation")[place - 1]
-        seconds = 1e-5 * (1 + place) * (1 + (at * 7919 % 101) / 50)
-        layers.append(layer(path, type_, seconds, parameters=0 if place in (0, 4) else 1000 * (1 + at % 97)))
-    found = nested(layers)
-    whole = found[0].host_inclusive_s
+        block, part = divmod(at, 5)
+        path = f"stack.blocks.{block}" + ("" if part == 0 else f".part_{part}")
+        type_ = "Block" if part == 0 else ("Linear", "LayerNorm", "Linear", "Activation")[part - 1]
+        seconds = 1e-5 * (1 + part) * (1 + (at * 7919 % 101) / 50)
+        layers.append(layer(path, type_, seconds, parameters=0 if part in (0, 4) else 1000 * (1 + at % 97)))
+    complete = nested(layers)
+    whole = complete[0].host_inclusive_s
     assert whole
-    return model_profile(found, **{"reference_s": whole, "instrumented_s": whole, **fields})
+    return model_profile(complete, **{"reference_s": whole, "instrumented_s": whole, **fields})
 
 
 def hostile(text: str) -> ModelProfile:

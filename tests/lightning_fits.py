@@ -153,11 +153,11 @@ class Witness:
     def __call__(self, part: str) -> None:
         manager = self.callback.manager if self.callback else None
         if manager is not None:
-            self.seen.append((part, tuple(each.name for each in manager.snapshot().open)))
+            self.seen.append((part, tuple(stage.name for stage in manager.snapshot().open)))
 
     def around(self, part: str) -> set[tuple[str, ...]]:
         """Return the stages in which a part has run."""
-        return {stages for each, stages in self.seen if each == part}
+        return {stages for seen, stages in self.seen if seen == part}
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Fit:
         return read_stage_times(self.callback.manager.folder)
 
     def order(self) -> list[str]:
-        return [self.times.names[place].name for place in self.times.occurrences["stage"].tolist()]
+        return [self.times.names[index].name for index in self.times.occurrences["stage"].tolist()]
 
     def document(self, name: str) -> dict[str, Any]:
         return json.loads((self.callback.manager.folder / name).read_text())

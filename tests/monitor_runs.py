@@ -36,8 +36,8 @@ class Loop:
 
 def times_of(steps: Iterable[Mapping[str, float]]) -> StageTimes:
     loop = Loop(None)
-    for each in steps:
-        loop.step(each)
+    for step in steps:
+        loop.step(step)
     return loop.timer.snapshot()
 
 

@@ -62,7 +62,7 @@ class Monitor:
 
     def metric(self, label: str) -> str:
         found = self.here.texts("[data-testid=stMetric]")
-        return next((each.partition("\n")[2].strip() for each in found if each.startswith(label)), "")
+        return next((text.partition("\n")[2].strip() for text in found if text.startswith(label)), "")
 
 
 @contextlib.contextmanager

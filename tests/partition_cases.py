@@ -37,15 +37,15 @@ class Case:
 
 def every_split(case: Case) -> Iterator[Split]:
     """Yield every way to cut the units into stages and put these on different nodes."""
-    places = range(len(case.nodes))
+    indices = range(len(case.nodes))
     for stages in range(1, min(len(case.nodes), case.units) + 1):
         orders = list(
-            itertools.combinations(places, stages) if case.in_order else itertools.permutations(places, stages)
+            itertools.combinations(indices, stages) if case.in_order else itertools.permutations(indices, stages)
         )
         for cuts in itertools.combinations(range(1, case.units), stages - 1):
             edges = [0, *cuts, case.units]
             for order in orders:
-                yield tuple((node, edges[place], edges[place + 1]) for place, node in enumerate(order))
+                yield tuple((node, edges[index], edges[index + 1]) for index, node in enumerate(order))
 
 
 def needed_bytes(case: Case, node: VirtualNode, first: int, end: int) -> int:
@@ -75,8 +75,8 @@ def fits(case: Case, split: Split) -> bool:
 def parts(case: Case, split: Split) -> tuple[list[int], list[int]]:
     """Return the picoseconds of every stage and of every transfer between two."""
     stages = []
-    for place, first, end in split:
-        node = case.nodes[place]
+    for index, first, end in split:
+        node = case.nodes[index]
         stages.append(
             sum(round(unit.seconds / (node.speed or 1.0) * 1e12) for unit in case.chain(node).units[first:end])
         )
@@ -92,7 +92,7 @@ def parts(case: Case, split: Split) -> tuple[list[int], list[int]]:
 
 def slowed(case: Case, split: Split, stages: Sequence[int]) -> list[int]:
     """Return the picoseconds of every stage while those of the split that are on the same machine compute too."""
-    nodes = [case.nodes[place] for place, _, _ in split]
+    nodes = [case.nodes[index] for index, _, _ in split]
     machines = [node.machine for node in nodes]
     factors = [(node.contention or 1.0) if node.machine and machines.count(node.machine) > 1 else 1.0 for node in nodes]
     return [round(spent * factor) for spent, factor in zip(stages, factors, strict=True)]
@@ -122,8 +122,8 @@ def least_extra(case: Case, node: int) -> int:
     """Return the fewest bytes that this node must gain so that a split fits."""
     needs = []
     for split in every_split(case):
-        others = [each for each in split if each[0] != node]
-        mine = [each for each in split if each[0] == node]
+        others = [piece for piece in split if piece[0] != node]
+        mine = [piece for piece in split if piece[0] == node]
         if mine and fits(case, tuple(others)):
             needs.append(needed_bytes(case, case.nodes[node], *mine[0][1:]))
     low, high = 0, 4 * 10**9
@@ -152,7 +152,7 @@ def random_case(seed: int, most_units: int = 6) -> Case:
     chains = {kinds[0]: first}
     for kind in kinds[1:]:
         slower = [_seconds(chance, coarse) for _ in range(count)]
-        units = tuple(replace(unit, seconds=each) for unit, each in zip(first.units, slower, strict=True))
+        units = tuple(replace(unit, seconds=seconds) for unit, seconds in zip(first.units, slower, strict=True))
         chains[kind] = replace(first, units=units)
     nodes = _nodes(chance, kinds, first)
     return Case(
@@ -168,7 +168,7 @@ def random_case(seed: int, most_units: int = 6) -> Case:
 def shared_case(seed: int) -> Case:
     """Return a random problem of two nodes or more, of which some share a machine and slow one another down."""
     chance = random.Random(-1 - seed)
-    case = next(each for each in map(random_case, itertools.count(10**6 + 100 * seed)) if len(each.nodes) > 1)
+    case = next(made for made in map(random_case, itertools.count(10**6 + 100 * seed)) if len(made.nodes) > 1)
     factors = chance.choice([[1.25], [1.0, 1.1, 2.5], [None, 1.5, 1.7]])
     nodes = []
     for node in case.nodes:
@@ -178,23 +178,23 @@ def shared_case(seed: int) -> Case:
 
 
 def _chain(chance: random.Random, count: int, coarse: bool) -> Chain:
-    own = [[Storage(f"w{place}", _size(chance), True)] for place in range(count)]
+    own = [[Storage(f"w{unit}", _size(chance), True)] for unit in range(count)]
     for tie in range(chance.choice([0, 0, 1, 2])):
         shared = Storage(f"tied{tie}", _size(chance), True)
-        for place in chance.sample(range(count), min(count, 2)):
-            own[place].append(shared)
+        for unit in chance.sample(range(count), min(count, 2)):
+            own[unit].append(shared)
     has_cache = chance.random() < 0.4
     units = tuple(
         Unit(
-            name=f"h.{place}",
+            name=f"h.{index}",
             seconds=_seconds(chance, coarse),
             storages=tuple(storages),
             cut_bytes=_size(chance) // 10,
             activation_peak_bytes=_size(chance) // 3,
             kv_cache_bytes=_size(chance) // 2 if has_cache else 0,
-            layers=(f"h.{place}",),
+            layers=(f"h.{index}",),
         )
-        for place, storages in enumerate(own)
+        for index, storages in enumerate(own)
     )
     return Chain(units, input_bytes=_size(chance) // 10)
 
@@ -202,15 +202,15 @@ def _chain(chance: random.Random, count: int, coarse: bool) -> Chain:
 def _nodes(chance: random.Random, kinds: Sequence[str], chain: Chain) -> tuple[VirtualNode, ...]:
     whole = sum(storage.bytes for unit in chain.units for storage in unit.storages) / 1e9
     nodes: list[VirtualNode] = []
-    for place in range(chance.choice([1, 2, 3, 3, 4])):
+    for index in range(chance.choice([1, 2, 3, 3, 4])):
         if nodes and chance.random() < 0.4:
-            nodes.append(replace(nodes[-1], name=f"n{place}"))
+            nodes.append(replace(nodes[-1], name=f"n{index}"))
             continue
         kind = chance.choice(kinds)
         memory = round(whole * chance.choice([0.4, 0.7, 1.0, 2.0, 5.0]), 9)
         nodes.append(
             VirtualNode(
-                f"n{place}",
+                f"n{index}",
                 kind,
                 vram_gb=memory if kind == "gpu" else None,
                 ram_gb=memory if kind == "cpu" else None,
@@ -253,6 +253,6 @@ def plan_of(units: Sequence[str], *cuts: int, seconds: Sequence[float] = (), **o
     """Return a plan with a CPU for every part between the cuts; links cost nothing unless `links` says so."""
     given = zip(units, seconds or [1e-3] * len(units), strict=True)
     chain = Chain(tuple(Unit(name, spent, cut_bytes=100, layers=(name,)) for name, spent in given))
-    nodes = [VirtualNode(f"node_{place}", "cpu", ram_gb=1) for place in range(len(cuts) + 1)]
+    nodes = [VirtualNode(f"node_{index}", "cpu", ram_gb=1) for index in range(len(cuts) + 1)]
     links = options.pop("links", Link(float("inf")))
     return ExecutionPlanner(chain, kind="cpu").plan_at(cuts, nodes, "throughput", links, **options)

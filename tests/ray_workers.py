@@ -5,11 +5,13 @@ import psutil
 
 def started(below: int | None = None) -> list[psutil.Process]:
     """Return all processes of Ray below that process, None for this one."""
-    return [each for each in psutil.Process(below).children(recursive=True) if "ray" in " ".join(command(each))]
+    return [
+        process for process in psutil.Process(below).children(recursive=True) if "ray" in " ".join(command(process))
+    ]
 
 
 def actors(below: int | None = None) -> list[psutil.Process]:
-    return [each for each in started(below) if command(each)[0].startswith("ray::Worker")]
+    return [process for process in started(below) if command(process)[0].startswith("ray::Worker")]
 
 
 def command(process: psutil.Process) -> list[str]:

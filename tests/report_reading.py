@@ -96,15 +96,15 @@ def drawings(data: sources.ReportData) -> dict[str, str | None]:
 
 def draw(data: sources.ReportData, *names: str) -> None:
     """Draw the pictures of these names, or take away those that cannot be drawn; all without a name."""
-    pictures.draw([each for each in assembly.report(data).drawings if not names or each.path.name in names])
+    pictures.draw([drawing for drawing in assembly.report(data).drawings if not names or drawing.path.name in names])
 
 
 def advised(data: sources.ReportData) -> list[str]:
-    return [each.title for each in advice.advice(data)]
+    return [step.title for step in advice.advice(data)]
 
 
 def commands(data: sources.ReportData) -> dict[str, str | None]:
-    return {each.title: each.command for each in advice.advice(data)}
+    return {step.title: step.command for step in advice.advice(data)}
 
 
 def _span(value: float, width: float = 0.04) -> dict[str, float]:
@@ -129,19 +129,19 @@ def variants(recommended: str | None = "bfloat16") -> dict[str, Any]:
     settings = {"bfloat16": ["model.dtype=bfloat16"]}
     bf16 = {"kind": "dtype", "settings": {"dtype": "bfloat16"}}
     known = [
-        ("as_it_comes", "padded, as they come", 1.0, None, None),
-        ("without_padding", "without padding", 2.2, {"kind": "remove_padding", "settings": {}}, None),
-        ("bfloat16", "bfloat16, without padding", 3.3, bf16, None),
-        ("int8", "int8, without padding", 4.4, None, "99.00 % of 2,000 labels stay; 99.50 % are asked for"),
+        ("unsorted", "padded, unsorted", 1.0, None, None),
+        ("packed", "packed", 2.2, {"kind": "remove_padding", "settings": {}}, None),
+        ("bfloat16", "bfloat16, packed", 3.3, bf16, None),
+        ("int8", "int8, packed", 4.4, None, "99.00 % of 2,000 labels stay; 99.50 % are asked for"),
     ]
     rows = [
         {"name": name, "words": words, "status": "measured", "fix": fix, "how": "", "gain": _span(gain),
-         "base": None if name == "as_it_comes" else "without_padding", "gain_over_base": None, "predicted": None,
+         "base": None if name == "unsorted" else "packed", "gain_over_base": None, "predicted": None,
          "at_most": None, "tried": None, "texts_per_s": _span(400 * gain), "latency_ms": _span(2.5),
          "weight_bytes": 25_000_000, "disk_bytes": 25_000_000, "extra_bytes": None, "one_off_s": 0.2,
          "won_back_after_texts": 300, "exactness": {**exactness, "precision": name}, "changed": 6, "against": against,
          "million_s": 2500 / gain, "million_cost": None,
-         "operators": {"products": {"before_s": 4e-3, "after_s": 4e-3 / gain}} if fix else {}}
+         "operators": {"matmul": {"before_s": 4e-3, "after_s": 4e-3 / gain}} if fix else {}}
         for name, words, gain, fix, against in known
     ]  # fmt: skip
     return {

@@ -93,7 +93,7 @@ def test_more_than_the_measured_limits_is_no_share():
     assert failures(replace(GOOD, shares={SAME: 0.7, FASTEST: None})) == []
 
 
-@pytest.mark.parametrize("name", ["float32_prepared", "int8"])
+@pytest.mark.parametrize("name", ["float32_prepacked", "int8"])
 def test_a_layer_is_held_against_what_layers_of_its_precision_reach(name):
     if name not in {each.name for each in available(torch.device("cpu"))}:
         pytest.skip(f"this processor has no fast {name}")

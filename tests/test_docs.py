@@ -15,6 +15,7 @@ from docs import draw_card, generate_api
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs" / "decisions").glob("*.md"))
 OURS = re.compile(r"(?<![\w./-])((?:scripts|examples|setup|configs|docs|utils|boundby|tests|benchmarks)/[\w./-]*\w)")
 MAKE = re.compile(r"\bmake ([a-z]+)\b")
 SECTIONS = "model|dataset|profiling|evaluation|trace|layers|variants|targets|pod|output"
@@ -85,11 +86,9 @@ def test_every_setting_that_is_named_exists(page):
 def known_flags() -> set[str]:
     """Every flag that one of our programs answers for in its help or its source."""
     programs = [ROOT / "run_pipeline.py", ROOT / "setup" / "verify.py", *sorted((ROOT / "scripts").glob("*.py"))]
-    helped = [
-        subprocess.run([sys.executable, str(each), "--help"], capture_output=True, text=True) for each in programs
-    ]
-    assert all(each.returncode == 0 for each in helped), [each.stderr for each in helped]
-    texts = [each.stdout for each in helped] + [command.SHOWN]
+    runs = [subprocess.run([sys.executable, str(path), "--help"], capture_output=True, text=True) for path in programs]
+    assert all(run.returncode == 0 for run in runs), [run.stderr for run in runs]
+    texts = [run.stdout for run in runs] + [command.SHOWN]
     sources = (
         ROOT / "tests" / "gpu" / "conftest.py",
         ROOT / "setup_environment.sh",
@@ -127,14 +126,11 @@ def test_the_picture_shows_the_card_that_stands_in_the_readme():
     assert draw_card.PICTURE.read_text() == drawn, "python docs/draw_card.py"
 
 
-def test_the_tree_is_the_one_that_is_there():
-    tree = re.search(r"```\n(run_pipeline\.py.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
-    assert tree, "docs/architecture.md draws no tree"
-    named = {line.split()[0].rstrip("/") for line in tree[1].splitlines() if line.strip() and not line.startswith(" ")}
-    missing = {name for name in named if not (ROOT / name).exists()} - {"data", "results", "runs"}
-    assert missing == set()
-    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
-    assert folders - {"data", "results", "runs", "outputs", "build"} <= named | {"results-walk-through"}
+def test_the_drawing_of_the_house_names_every_room():
+    drawing = re.search(r"```\n(scripts/.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)[1]
+    drawn = {word for line in drawing.splitlines() for word in re.split(r"\s{2,}", line[14:])[0].split(" · ")}
+    rooms = {path.parent.name for top in ("boundby", "utils") for path in (ROOT / top).glob("*/__init__.py")}
+    assert drawn - {"00 … 05 and the tools", "files", "formatting"} == rooms
 
 
 def test_the_code_that_runs_and_simulates_a_plan_does_so(tmp_path, monkeypatch, capsys):
@@ -147,7 +143,7 @@ def test_the_code_that_runs_and_simulates_a_plan_does_so(tmp_path, monkeypatch, 
     names = {"__name__": "__main__", "model": model, "inputs": inputs}
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "docs/layers-and-planner.md", "exec"), names)
-    assert torch.equal(names["found"].outputs, model(inputs))
+    assert torch.equal(names["staged"].outputs, model(inputs))
     said = capsys.readouterr().out
     assert "simulated: " in said and said.count("s predicted") == 1 + 2  # the stage, the latency and the last finish
 

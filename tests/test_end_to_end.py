@@ -272,7 +272,8 @@ def plain_loop(model_folder: Path, data: Path) -> int:
 def test_real_model_on_real_texts_gets_what_a_plain_loop_gets(banking77, tmp_path):
     model, data = banking77
     arguments = [
-        f"model.name={model}", "dataset.hf_name=null", f"dataset.file={data}", "dataset.text_column=text",
+        f"model.name={model}", "model.dtype=float32",  # its own, bfloat16, rounds otherwise on another processor
+        "dataset.hf_name=null", f"dataset.file={data}", "dataset.text_column=text",
         "dataset.label_column=category", f"dataset.local_path={tmp_path / 'val_df.csv'}",
         f"output.results_dir={tmp_path / 'results'}", "profiling.batch_sizes=[1]",
         "profiling.num_measurement_runs=1", "profiling.max_seconds_per_batch_size=0.1",

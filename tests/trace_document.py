@@ -30,14 +30,14 @@ def cpu(**changes: Any) -> dict[str, Any]:
     return {**_traces("cpu")[0], **changes}
 
 
-def document(*found: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def document(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Return the content of trace_analysis.json for these traces; the first is the slowest."""
-    return {**documents.of(_examination("cpu")), "traces": list(found), "slowest": 0, **changes}
+    return {**documents.of(_examination("cpu")), "traces": list(entries), "slowest": 0, **changes}
 
 
-def store(layout: Layout, *found: dict[str, Any], **changes: Any) -> None:
+def store(layout: Layout, *entries: dict[str, Any], **changes: Any) -> None:
     """Write what step 03 leaves."""
-    files.write_json(layout.trace_analysis, document(*found, **changes))
+    files.write_json(layout.trace_analysis, document(*entries, **changes))
 
 
 def verdict(trace: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -64,10 +64,10 @@ def _examination(kind: str) -> Examination:
 
 
 def _gpu_events() -> list[dict]:
-    found = []
+    events = []
     for number in range(STEPS):
         start = number * STEP_US
-        found += [
+        events += [
             step(number, start, STEP_US),
             event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start, 6000, "user_annotation"),
             event("aten::mm", start + 6000, 500),
@@ -81,14 +81,14 @@ def _gpu_events() -> list[dict]:
             _change(start + 6060, 99, 64_000_000, HELD_BYTES + (number + 1) * LEAK_BYTES + 64_000_000, device=0),
             _change(start + 9000, 99, -64_000_000, HELD_BYTES + (number + 1) * LEAK_BYTES, device=0),
         ]
-    return found
+    return events
 
 
 def _cpu_events() -> list[dict]:
-    found = []
+    events = []
     for number in range(STEPS):
         start = number * STEP_US
-        found += [
+        events += [
             step(number, start, STEP_US),
             event("aten::addmm", start + 500, 6000),
             event("aten::gelu", start + 7000, 1500),
@@ -98,7 +98,7 @@ def _cpu_events() -> list[dict]:
             _change(start + 8900, 98, -1_000_000, None),
             _change(start + 9000, 99, -3_000_000, None),
         ]
-    return found
+    return events
 
 
 def _change(ts: float, address: int, size: int, allocated: int | None, device: int | None = None) -> dict:

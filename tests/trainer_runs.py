@@ -31,13 +31,13 @@ class Rows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return self._size
 
-    def __getitems__(self, places: list[int]) -> list[dict[str, torch.Tensor]]:
+    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
         self._watch.wait(LOAD)
-        return [self._row(place) for place in places]
+        return [self._row(index) for index in indices]
 
-    def _row(self, place: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(place)
-        return {"x": torch.randn(8, generator=generator), "labels": torch.tensor(float(place % 2))}
+    def _row(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return {"x": torch.randn(8, generator=generator), "labels": torch.tensor(float(index % 2))}
 
 
 class SlowBackward(torch.autograd.Function):
@@ -130,7 +130,7 @@ def make_trainer(folder, callback=None, *, watch=None, model=None, **settings):
         train_dataset=Rows(watch),
         eval_dataset=Rows(watch, 2 * 8),
         optimizers=(optimizer, None),
-        callbacks=[each for each in (callback, SlowCallback(watch)) if each],
+        callbacks=[given for given in (callback, SlowCallback(watch)) if given],
     )
     trainer.watch = watch
     return trainer
@@ -178,4 +178,4 @@ def manifest_in(folder: Path) -> dict[str, Any]:
 
 
 def given_up_in(folder: Path) -> dict[str, str]:
-    return {each["what"]: each["reason"] for each in manifest_in(folder)["downgrades"]}
+    return {downgrade["what"]: downgrade["reason"] for downgrade in manifest_in(folder)["downgrades"]}

@@ -30,11 +30,10 @@ COMPOSED, SOFTMAX = "aten::scaled_dot_product_attention", "aten::_softmax"  # th
 def attention_backend(work: Work) -> str | Missing:
     """Make one call, and return what computes its attention.
 
-    That is a backend of torch as torch names it, such as `flash` or `mem_efficient`; several are joined by "+", most
-    calls first, and `flash (FA3)` is another implementation of it that torch was told to take. Else it is the library
-    of an operator that is not torch's, such as `flash_attn`, or `eager`: products and a softmax.
+    That is torch's name of a backend (`flash`, `mem_efficient`), several joined by "+", most calls first; `flash (FA3)`
+    for another implementation of it; another library's name (`flash_attn`); or `eager`: matmul and softmax.
 
-    Missing where torch sees no operator of attention, as in the replay of a graph. Raises what the call raises.
+    Missing where torch sees no attention, as in the replay of a graph. Raises what the call raises.
     """
     with quiet_kineto(), torch.autograd.profiler.profile() as profiled:
         work()
@@ -43,16 +42,16 @@ def attention_backend(work: Work) -> str | Missing:
 
 def backend_of(events: Iterable[Any]) -> str | Missing:
     """Return the same of the profiler's events: of operators within one another the outermost that is known counts."""
-    found: dict[str, int] = {}
+    calls: dict[str, int] = {}
     has_softmax = False
     for event in events:
         if (name := _backend(event)) and not any(map(_backend, _around(event))):
-            found[name] = found.get(name, 0) + 1
+            calls[name] = calls.get(name, 0) + 1
         has_softmax = has_softmax or event.name == SOFTMAX
-    if found:
-        named = "+".join(sorted(found, key=lambda each: -found[each]))
+    if calls:
+        named = "+".join(sorted(calls, key=lambda backend: -calls[backend]))
         told_to = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()  # torch 2.11
-        return named.replace(FLASH, f"{FLASH} ({told_to})") if told_to and FLASH in found else named
+        return named.replace(FLASH, f"{FLASH} ({told_to})") if told_to and FLASH in calls else named
     return "eager" if has_softmax else Missing("torch sees no operator of attention in a forward")
 
 
@@ -60,7 +59,7 @@ def _backend(event: Any) -> str | None:
     """Return what an operator computes attention by, None of any other."""
     library, _, operator = event.name.rpartition("::")
     if library == "aten":
-        is_composed = event.name == SOFTMAX and any(each.name == COMPOSED for each in _around(event))
+        is_composed = event.name == SOFTMAX and any(outer.name == COMPOSED for outer in _around(event))
         return "math" if is_composed else next((name for part, name in BACKENDS.items() if part in operator), None)
     return library if library not in ("", OF_TORCH) and any(part in event.name for part in OF_OTHERS) else None
 

@@ -1,9 +1,8 @@
 """How long a device computes for a call, however many launches it is: behind a backlog, as a graph, in chunks.
 
-A backlog holds the device until the host has issued a call (`boundby.timing`), but the queue of a GPU holds about 1,024
-launches, and a forward of 24 layers in bfloat16 is 1,109. Such a call is captured and replayed as a graph. Where that
-does not go it is issued in chunks, each behind a backlog of its own, and where that does not go either, as where the
-call itself waits for the device, its kernels in a recording of the profiler are added up.
+A backlog holds the device until the host has issued a call, but a GPU queues about 1,024 launches. A longer call is
+captured and replayed as a graph, else issued in chunks with a backlog each. Where a call waits for the device itself,
+its kernels are added up from a profile.
 """
 
 import functools
@@ -202,13 +201,10 @@ def _of_kernels(work: Work, timer: Timer) -> DeviceTime:
 
 
 def captured(work: Work, warm_ups: int = 3, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """Return the graph of one call with static inputs, on the current device, after calls that allocate workspaces.
+    """Return the graph of one call with static inputs, on the current device, after `warm_ups` calls.
 
-    `pool` is the memory of graphs that are replayed one after another; None: one of its own.
-
-    Raises RuntimeError where the call reads from the device. Where the end of a capture raises, `torch.cuda.graph`
-    leaves its stream current, and its memory pool is still the one that the allocator fills and will not empty. So the
-    stream is set back from outside, and the pool closed by its own identifier.
+    `pool` is the memory of graphs that are replayed one after another; None: one of its own. Raises RuntimeError where
+    the call reads from the device; the stream is then set back and the memory pool closed, which torch leaves open.
     """
     device, pool = torch.cuda.current_device(), pool or torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -231,10 +227,7 @@ def captured(work: Work, warm_ups: int = 3, pool: Any = None) -> torch.cuda.CUDA
 
 
 def _clean_up(device: int, pool: Any, error: Exception) -> None:
-    """Close the pool of a broken capture and see that memory is given back and work runs as before.
-
-    Raises CaptureLeftoverError where it does not.
-    """
+    """Close the pool of a broken capture. Raises CaptureLeftoverError unless memory and work are then as before."""
     end, release = (getattr(torch._C, name, None) for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"))
     with suppress(RuntimeError):  # the pool was closed, since the capture itself ended
         if end is not None:

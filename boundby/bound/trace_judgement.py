@@ -80,9 +80,9 @@ def judge_trace(analysis: Analysis, waiting: Waiting | None = None) -> Verdict:
         doubts.insert(0, Doubt("unexplained", _unexplained(analysis, device, shares[bound])))
     evidence = list(_evidence(device))
     if bound == "compute":
-        bound, others, said = _kind_of_work(analysis, device)
+        bound, others, line = _kind_of_work(analysis, device)
         alternatives = (*others, *alternatives)
-        evidence.append(said)
+        evidence.append(line)
     return Verdict(
         bound=bound,
         alternatives=tuple(dict.fromkeys(label for label in alternatives if label != bound)),
@@ -103,12 +103,12 @@ def _unexplained(analysis: Analysis, device: Breakdown, share: float) -> str:
     """
     empty = analysis.launches.empty_queue_share
     if device.device is None or empty is None or device.idle_ns / device.window_ns - empty < MOSTLY * share:
-        where = "outside of everything recorded" if device.device is None else "untraced or a wait between streams"
+        where = "outside all recorded events" if device.device is None else "untraced, or waits between streams"
         way_out = "record Python stacks, or mark what the program does there (torch.profiler.record_function)"
         return f"{percent(share, 1)} of the window is {where}; {way_out}"
     return (
-        f"{percent(share, 1)} of the window passed with work waiting for the device and nothing of it recorded: "
-        "kernels that were missed (older profilers do, in CUDA graphs), another process there, or waits between "
+        f"{percent(share, 1)} of the window passed with launches queued and no kernel recorded: kernels that the "
+        "profiler missed (older ones do, in CUDA graphs), another process on the device, or waits between "
         "streams; record with a newer PyTorch, alone on the device, with enable_cuda_sync_events"
     )
 
@@ -160,12 +160,12 @@ def _kind_of_work(analysis: Analysis, device: Breakdown) -> tuple[Bound, tuple[B
     whole = sum(nanoseconds for _, nanoseconds in spent)
     arithmetic = sum(nanoseconds for is_arithmetic, nanoseconds in spent if is_arithmetic)
     share = arithmetic / whole if whole else 0.0
-    said = f"by name, {percent(share, 1)} of the {what} is in matrix products, convolutions and attention"
+    line = f"by name, {percent(share, 1)} of the {what} is in matmuls, convolutions and attention"
     if device.device is not None and optimizer > device.window_ns / 2:
-        return "optimizer", ("memory",), f"{said}; {percent(optimizer / device.window_ns, 1)} of it in optimizer steps"
+        return "optimizer", ("memory",), f"{line}; {percent(optimizer / device.window_ns, 1)} of it in optimizer steps"
     if share >= CLEAR:
-        return "compute", ("memory",), said
-    return ("memory", ("compute",), said) if share <= 1 - CLEAR else ("mixed", ("compute", "memory"), said)
+        return "compute", ("memory",), line
+    return ("memory", ("compute",), line) if share <= 1 - CLEAR else ("mixed", ("compute", "memory"), line)
 
 
 def _is_arithmetic(operator: str | None, kernel: str | None) -> bool:
@@ -178,7 +178,7 @@ def _is_arithmetic(operator: str | None, kernel: str | None) -> bool:
 
 def _doubts(device: Breakdown, bound: Bound, by_step: Sequence[Mapping[Bound, float]]) -> Iterator[Doubt]:
     if not device.steps:
-        text = "the trace has no ProfilerStep marks; the window may hold what is no part of the loop"
+        text = "the trace has no ProfilerStep marks; the window may include more than the loop"
         yield Doubt("steps", text)
         return
     if len(device.steps) < LEAST_STEPS:
@@ -201,7 +201,7 @@ def _only_fills_the_queue(device: Breakdown) -> bool:
     The device is then at work all the while, and those after the longest step are as long as one another.
     """
     durations = [step.duration_ns for step in device.steps]
-    full = next(place for place, length in enumerate(durations) if length > max(durations) / (1 + STEADY))
+    full = next(number for number, length in enumerate(durations) if length > max(durations) / (1 + STEADY))
     later = durations[full:]
     runs_on = sum(sum(step.idle_ns.values()) for step in device.steps) < STEADY * sum(durations)
     return runs_on and 0 < full < len(durations) and max(durations[:full]) < min(later) and len(later) >= 1
@@ -209,18 +209,18 @@ def _only_fills_the_queue(device: Breakdown) -> bool:
 
 def _evidence(device: Breakdown) -> Iterator[str]:
     window = device.window_ns
-    who = "the host is in operators" if device.device is None else f"device {device.device} is at work"
+    who = "the host is in operators" if device.device is None else f"device {device.device} is busy"
     yield f"{who} for {percent(device.busy_ns / window, 1)} of {window / 1e6:,.1f} ms"
     kinds = {name: spent for name, spent in device.exposed_ns.items() if spent >= TOLD * window and name != HOST_KIND}
     if kinds:
         parts = (f"{SAID.get(name, name)} {percent(spent / window, 1)}" for name, spent in kinds.items())
-        yield f"of the window: {', '.join(parts)} (what overlaps is counted for the first)"
+        yield f"of the window: {', '.join(parts)} (overlapping time counts for the first)"
     causes = sorted(((spent, name) for name, spent in device.causes_ns.items() if spent), reverse=True)
-    told = [
+    notable = [
         f"{name.replace('_', ' ')} {percent(spent / window, 1)}" for spent, name in causes if spent >= TOLD * window
     ]
-    if told:
-        yield f"idle: {', '.join(told)}"
+    if notable:
+        yield f"idle: {', '.join(notable)}"
 
 
 def _gains(analysis: Analysis, waiting: Waiting | None) -> Iterator[Gain]:
@@ -255,7 +255,7 @@ def _most(analysis: Analysis, what: str, waiting: Waiting | None) -> str:
             share = percent(waits / known.total_ns, 1)
             return f"; at least {share} of it is waiting for other ranks: compare their traces"
         if analysis.world_size is not None and analysis.world_size > 1:
-            return "; how much of it is waiting for a slow rank, the traces of all ranks together tell"
+            return "; the traces of all ranks together show how much of it is waiting for a slow rank"
     most = device.contributors.get(what)
     if most is None or 2 * device.causes_ns[what] < device.window_ns - device.without_ns[what]:
         return ""  # nothing has a name, or the idle time is not what would be saved

@@ -57,21 +57,16 @@ class DuringRecording(Instrument):
 
     def record(self) -> None:
         """Open it."""
-        try:
+        with self._log.guard(self._what):
             self.open()
             self.is_open = True
-        except Exception as error:
-            self._log.downgrade(self._what, summary(error))
 
     def stop(self, *, export: bool = True) -> None:
         """Close it."""
-        if not self.is_open:
-            return
-        self.is_open = False
-        try:
-            self.close(export=export)
-        except Exception as error:
-            self._log.downgrade(self._what, summary(error))
+        is_open, self.is_open = self.is_open, False
+        if is_open:
+            with self._log.guard(self._what):
+                self.close(export=export)
 
 
 def memory_module(device: torch.device) -> ModuleType | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from boundby.capture.remarks import Remark
+from boundby.capture.remarks import Guard, Remark, summary
 
 SCHEMA_VERSION = 1
 
@@ -90,6 +90,10 @@ class Record:
     def downgrade(self, what: str, reason: str) -> None:
         """Note that `what` is less than was asked for."""
         self.downgrades.append(Remark(what, reason))
+
+    def guard(self, what: str) -> Guard:
+        """Return a context whose errors become downgrades of `what`."""
+        return Guard(lambda error: self.downgrade(what, summary(error)))
 
     def foresee(self, what: str, reason: str) -> None:
         """Note that `what` is less than was asked for by the settings themselves, or by the length of the loop."""

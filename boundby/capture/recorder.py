@@ -202,11 +202,9 @@ class Recorder:
         self._wants_stacks = False
         if options.stacks_path:
             path = engine.naming.path(options.stacks_path)
-            try:
+            with self._log.guard("stacks"):
                 exported.write_stacks(path)
                 engine.stacks_path = path
-            except (OSError, ValueError) as error:
-                self._log.downgrade("stacks", summary(error))
 
     def _cycle_path(self, engine: Engine) -> Path:
         number = len(engine.cycles) + 1
@@ -269,10 +267,8 @@ class Recorder:
 
     def _tell(self, cycle: Cycle) -> None:
         if self._on_cycle:
-            try:
+            with self._log.guard("on_cycle"):
                 self._on_cycle(cycle)
-            except Exception as error:
-                self._log.downgrade("on_cycle", summary(error))
 
     def _finish(self) -> None:
         """Close the cycle that is open, and note what is missing: the loop has ended."""

@@ -22,18 +22,6 @@ class Remark(msgspec.Struct, frozen=True):
     count: int = 1
     is_foreseen: bool = False
 
-    def __eq__(self, other: object) -> bool:
-        """Whether the same is said, foreseen or not."""
-        return isinstance(other, Remark) and self._said == other._said
-
-    def __hash__(self) -> int:
-        """One hash for the same words."""
-        return hash(self._said)
-
-    @property
-    def _said(self) -> tuple[str, str, int]:
-        return self.what, self.reason, self.count
-
 
 def summary(error: BaseException) -> str:
     """Return the type and the first line of an error."""

@@ -36,7 +36,7 @@ from .planning import token_budgets as token_budgets
 from .precision import PRECISIONS as PRECISIONS
 from .precision import Precision as Precision
 from .precision import calibrate as calibrate
-from .precision import can_prepare as can_prepare
+from .precision import can_prepack as can_prepack
 from .precision import matmul_effect as matmul_effect
 from .precision import weight_bytes as weight_bytes
 from .predictor import HOST_BUDGET as HOST_BUDGET

@@ -28,12 +28,12 @@ class Tokens:
 
     def distinct(self) -> tuple["Tokens", np.ndarray]:
         """Return every sequence of ids once, in the order of first occurrence, and where each text stands in them."""
-        places: dict[bytes, int] = {}
+        indexes: dict[bytes, int] = {}
         where = np.empty(len(self.ids), dtype=np.int64)
         kept: list[np.ndarray] = []
         for row, ids in enumerate(self.ids):
-            where[row] = place = places.setdefault(ids.tobytes(), len(kept))
-            if place == len(kept):
+            where[row] = index = indexes.setdefault(ids.tobytes(), len(kept))
+            if index == len(kept):
                 kept.append(ids)
         return Tokens(kept, self.truncated), where
 
@@ -41,8 +41,7 @@ class Tokens:
 def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tokens:
     """Return the token ids of each text, cut to `max_length` tokens including special ones.
 
-    Raises ValueError for a text without tokens, for pairs of texts and other inputs that are not one text each, and for
-    a tokenizer that marks its tokens by type (XLNet, Funnel): a model gets ids alone here.
+    Raises ValueError for a text without tokens, an input that is not one str, and a tokenizer with token types (XLNet).
     """
     if isinstance(texts, str):
         raise ValueError("one text was given as it is; give a list of texts")
@@ -141,10 +140,9 @@ def on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def token_budget_batches(lengths: Sequence[int] | np.ndarray, budget: int) -> list[list[int]]:
-    """Return rows in batches of similar length, each of at most `budget` padded tokens (or one row, if it is longer).
+    """Return rows in batches of similar length, each of at most `budget` padded tokens, or one longer row.
 
-    The longest come first, so that memory runs out at the start or not at all; rows of equal length keep their order,
-    so that the batches are a pure function of the lengths and the budget.
+    The longest come first: memory runs out at the start or not at all. Rows of equal length keep their order.
     """
     return _gathered(lengths, budget, lambda length, longest: longest)
 
@@ -171,9 +169,9 @@ def _gathered(
 
 
 def batches_in_order(rotary: Rotary, tokens: Tokens, rows: Sequence[int], size: int) -> list[list[int]]:
-    """Return the rows in batches of `size` as they come.
+    """Return the rows in batches of `size`, unsorted.
 
-    One is divided where a text has other rotary positions beside the others of the batch than alone.
+    One is split where rotary positions depend on the longest text.
     """
     batches = (np.asarray(rows[start : start + size]) for start in range(0, len(rows), size))
     return [batch[part].tolist() for batch in batches for part in rotary.groups(tokens.lengths[batch])]
@@ -182,8 +180,7 @@ def batches_in_order(rotary: Rotary, tokens: Tokens, rows: Sequence[int], size: 
 def forward(model: Any, batch: Batch) -> torch.Tensor:
     """Return the logits of one batch, `[rows, labels]`, on the device and in the model's dtype.
 
-    A batch without padding goes in without a mask: attention then needs none, and the labels are the same. What earlier
-    batches have left in the rotary positions of the model is taken back.
+    Only a padded batch gets a mask. Rotary positions are reset first.
     """
     rotary_of(model).forget()
     mask = batch.attention_mask if batch.is_padded else None

@@ -63,9 +63,9 @@ class _Logits(nn.Module):
 
 
 def convert(model: Any, library: Library, folder: Path) -> Path:
-    """Write a float32 model on the CPU for this library, any batch and length, and return the file.
+    """Write a float32 model on the CPU for this library and return the file, which takes any batch and length.
 
-    Its configuration is changed: it keeps no cache. Raises what the library raises for a model that it cannot take.
+    It turns off the model's cache. Raises what the library raises.
     """
     model.config.use_cache = False
     module = _Logits(model).eval()
@@ -96,9 +96,9 @@ def convert(model: Any, library: Library, folder: Path) -> Path:
 
 
 def quantized(path: Path, engine: Engine, texts: Iterable[np.ndarray]) -> Path:
-    """Write the converted model in eight bits, weights and inputs of products, and return the file.
+    """Write the converted model in int8, weights and matmul inputs, and return the file.
 
-    ONNX Runtime finds the range of each input as it comes; OpenVINO's are calibrated with the token ids of `texts`.
+    ONNX Runtime finds the range of an input when it runs; OpenVINO is calibrated with the token ids of `texts`.
     """
     target = file_of(path.parent, engine.library, "int8")
     if engine.library == "onnxruntime":
@@ -115,24 +115,24 @@ def quantized(path: Path, engine: Engine, texts: Iterable[np.ndarray]) -> Path:
     import openvino
 
     inputs = [dict(zip(INPUTS, (ids[None], np.ones_like(ids[None])), strict=True)) for ids in texts]
-    found = nncf.quantize(openvino.Core().read_model(path), nncf.Dataset(inputs),
+    rounded = nncf.quantize(openvino.Core().read_model(path), nncf.Dataset(inputs),
                           model_type=nncf.ModelType.TRANSFORMER, subset_size=len(inputs))  # fmt: skip
-    openvino.save_model(found, target, compress_to_fp16=False)
+    openvino.save_model(rounded, target, compress_to_fp16=False)
     return target
 
 
 def open_session(path: Path, engine: Engine, threads: int) -> Session:
-    """Return what gives logits by the model at `path`, on so many threads that do not spin while they wait.
+    """Return what gives logits by the model at `path`, on so many threads; they do not spin while they wait.
 
-    It raises ValueError where a model that was converted for other sizes gives logits of so many texts.
+    It raises ValueError where the model was converted for another batch size.
     """
     infer = _inference(path, engine, threads)
 
     def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        found = infer(ids, mask)
-        if len(found) != len(ids):
-            raise ValueError(f"the converted model gives {len(found)} rows of logits for {len(ids)} texts")
-        return found
+        rows = infer(ids, mask)
+        if len(rows) != len(ids):
+            raise ValueError(f"the converted model gives {len(rows)} rows of logits for {len(ids)} texts")
+        return rows
 
     return logits
 
@@ -169,4 +169,4 @@ def file_of(folder: Path, library: Library, precision: str = "float32") -> Path:
 
 def file_bytes(path: Path) -> int:
     """Return the size of a converted model: OpenVINO's weights lie beside its graph."""
-    return sum(each.stat().st_size for each in path.parent.glob(f"{path.stem}.*") if each.is_file())
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*") if file.is_file())

@@ -29,10 +29,7 @@ SPARE_MEMORY = 0.5  # of what is free, for a copy of the model
 
 @dataclass(frozen=True)
 class Subject:
-    """A classifier, the batch that is timed, and the texts by which labels are compared: some of those at `sample`.
-
-    `has_labels` False: what it returns is not the score of labels.
-    """
+    """A classifier, the batch that is timed, and the texts at `sample` whose labels are compared."""
 
     model: Any
     tokenizer: Any
@@ -49,7 +46,9 @@ class Subject:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
-        dtypes: list[torch.dtype] = [each.dtype for each in self.model.parameters() if each.is_floating_point()]
+        dtypes: list[torch.dtype] = [
+            parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()
+        ]
         return dtypes[0]
 
     def work(self, model: Any) -> Work:
@@ -83,9 +82,9 @@ class Subject:
 
 
 def without_padding(subject: Subject) -> Candidate | Untried | None:
-    """Return the trial of the same texts packed into one row; None where the batch has no padding.
+    """Return the trial of the same texts packed; None where the batch has no padding.
 
-    The model runs in a way of its own only where that gives the logits of its own forward.
+    Making it raises ValueError where packed texts get other logits.
     """
     fix = Fix("remove_padding")
     if not subject.batch.is_padded:
@@ -100,15 +99,15 @@ def without_padding(subject: Subject) -> Candidate | Untried | None:
         strategy, tokens, pad_id = make_strategy(), subject.tokens, subject.tokenizer.pad_token_id or 0
         batch = np.asarray(subject.batch.rows)
         packs = strategy.batches(tokens.lengths[batch], subject.batch.tokens_padded)
-        packed = [batch[places].tolist() for places in packs]  # one, but where rotary positions keep texts apart
+        packed = [batch[rows].tolist() for rows in packs]  # one, but where rotary positions keep texts apart
 
         def logits() -> torch.Tensor:
-            found = [strategy.logits(tokens, rows) for rows in packed]
-            return found[0] if len(found) == 1 else torch.cat(found)
+            parts = [strategy.logits(tokens, rows) for rows in packed]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         def padded(model: Any) -> torch.Tensor:
             batches = [collate(tokens, rows, pad_id, subject.device) for rows in packed]
-            return torch.cat([forward(model, each) for each in batches]).float()
+            return torch.cat([forward(model, batch) for batch in batches]).float()
 
         own = padded(subject.model)
         effect = matmul_effect(precision, own.device)
@@ -133,8 +132,8 @@ def _packed_labels(subject: Subject, strategy: Strategy) -> np.ndarray:
     labels = np.empty(len(subject.sample), dtype=np.int64)
     rows = np.asarray(subject.sample)
     lengths = subject.tokens.lengths[rows]
-    for places in strategy.batches(lengths, subject.batch.tokens_padded):
-        labels[places] = strategy.logits(subject.tokens, rows[places].tolist()).argmax(dim=-1).cpu().numpy()
+    for chosen in strategy.batches(lengths, subject.batch.tokens_padded):
+        labels[chosen] = strategy.logits(subject.tokens, rows[chosen].tolist()).argmax(dim=-1).cpu().numpy()
     return labels
 
 

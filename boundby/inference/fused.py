@@ -49,9 +49,9 @@ def _agree(norm: nn.Module, replacement: TorchNorm) -> bool:
     states = states.to(weight.device, weight.dtype)
     try:
         with torch.inference_mode():
-            expected, found = norm(states).float(), replacement(states).float()
+            expected, values = norm(states).float(), replacement(states).float()
     except (RuntimeError, TypeError) as error:
         raise_if_lost(error)
         return False
     most = MOST_DIFFERENCE.get(weight.dtype, 0.0) * float(expected.abs().max())
-    return bool((found - expected).abs().max() <= most)
+    return bool((values - expected).abs().max() <= most)

@@ -1,10 +1,9 @@
 """The last layer for the one token of each text that the head reads.
 
-Of the last layer every token's key and value is needed, and nothing else but the state of those tokens. Hooks on a
-working copy see to that, whatever the layer computes: it runs on the chosen rows alone, and only what attends in it
-gets all of them. Where keys and values are plain products of the states, not even these are computed: a query goes
-through the weights of the keys instead, and what it sees through those of the values. The states that leave the layer
-have their usual shape, zeros where nothing was computed. Outside of `reading` the copy computes as ever.
+The layer needs the keys and values of all tokens, and everything else for the chosen rows alone. Hooks on a working
+copy do that. Where keys and values are plain linear layers, they are not computed either: queries are multiplied with
+the key weights, and attended states with the value weights. States leave the layer in their usual shape, with zeros
+where nothing was computed. Outside of `reading` the copy computes as usual.
 """
 
 import contextlib
@@ -24,9 +23,9 @@ _local = threading.local()  # the rows that this thread's forward is to compute,
 
 @dataclass(frozen=True)
 class _Layout:
-    """Names within a layer: what attends, and the norm before it; within that, the queries, and the product after it.
+    """Names within a layer: attention and the norm before it; within that, the queries and the output projection.
 
-    None: there is no such thing, or the queries come together with keys and values.
+    None: there is none, or the queries come together with keys and values.
     """
 
     attention: str
@@ -86,18 +85,18 @@ class Deferred(nn.Module):
 
 
 def defer(model: Any, original: Any, dtype: torch.dtype) -> None:
-    """Leave keys and values of a trimmed layer to `attend_deferred`, where its layout and shapes allow that.
+    """Leave keys and values of a trimmed layer to `attend_deferred` where its layout allows it.
 
-    The weights are those of `original`, since a working copy may have them in another form.
+    The weights come from `original`: a working copy may hold them in another form.
     """
-    found, source = _find(model), _find(original)
-    if found is None or source is None or found[1].sources is None:
+    last, source = _find(model), _find(original)
+    if last is None or source is None or last[1].sources is None:
         return
-    attention, given = (layer.get_submodule(layout.attention) for layer, layout in (found, source))
+    attention, given = (layer.get_submodule(layout.attention) for layer, layout in (last, source))
     heads = getattr(original.config, "num_attention_heads", 0)
-    names = found[1].sources
+    names = last[1].sources
     linears = [getattr(given, name, None) for name in names]
-    if not all(type(each) is nn.Linear and each.in_features == each.out_features for each in linears):
+    if not all(type(linear) is nn.Linear and linear.in_features == linear.out_features for linear in linears):
         return
     for name, linear in zip(names, linears, strict=True):
         setattr(attention, name, Deferred(cast(nn.Linear, linear), heads, dtype))
@@ -119,9 +118,8 @@ def attend_deferred(
 ) -> torch.Tensor:
     """Return the attention of one query for each text, `[texts, heads, width]`, in a module that `defers`.
 
-    `query` is `[heads, texts, width]`, `states` `[tokens, hidden]`; `parts` are the tokens, texts and length of each
-    group of texts of one length, `masks` what is visible in each, `[texts, 1, length]`. The bias of the keys adds the
-    same to all scores of a query, and so nothing.
+    `query` is `[heads, texts, width]`, `states` `[tokens, hidden]`. `parts` has tokens, texts and length of each group
+    of equal lengths, `masks` what it sees, `[texts, 1, length]`. The key bias changes no softmax.
     """
     keys, values = (getattr(module, name) for name in getattr(module, DEFERRED))
     query = query * (query.shape[-1] ** -0.5 if scale is None else scale)

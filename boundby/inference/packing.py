@@ -1,12 +1,10 @@
-"""Texts in one row without padding: where each begins, and attention that stays inside each of them.
+"""Texts packed in one row: where each begins, and attention that stays inside each of them.
 
-On a GPU in half precision the kernel is torch's variable-length attention, in float32 and on a GPU before Ampere the
-memory-efficient one, which torch's nested tensors call as well. Elsewhere texts of equal length stand together, and
-each such group is one plain attention: the products of all other layers see one long row.
+Attention is torch's variable-length kernel on a GPU in half precision, the memory-efficient one in float32 and before
+Ampere. On a CPU texts of equal length attend as one batch. All other layers see one long row.
 
-Which tokens may see one another is what the model itself asks transformers for: `attention_window` is told the rule
-of each of its masks and reduces it to a window. All else that an attention call carries is honoured or, if it would
-change the result, refused with `UnsupportedAttention`.
+`attention_window` reduces the model's own mask rule to a window. Any other setting of an attention call that would
+change the result raises `UnsupportedAttention`.
 """
 
 import inspect
@@ -25,7 +23,7 @@ from boundby.inference.batches import on_device
 
 GROUPED, VARLEN, UNMASKED = "boundby_grouped", "boundby_varlen", "boundby_unmasked"
 EFFICIENT = "boundby_efficient"
-NAMES = {GROUPED: "by length", VARLEN: "variable-length attention", EFFICIENT: "memory-efficient attention"}
+NAMES = {GROUPED: "sorted by length", VARLEN: "variable-length attention", EFFICIENT: "memory-efficient attention"}
 FROM_THE_END = 2  # of its masks: causal, the last query of a text at its last key
 SHORT = 48  # tokens: torch's attention on a CPU converts half precision value by value, which takes twice as long
 UNLIMITED = -1  # of a window's side, as `varlen_attn` has it
@@ -75,7 +73,7 @@ def pack(
 ) -> Pack:
     """Return texts of these ids, longest first, as one pack on the device; `head_rows` count from each text's start.
 
-    Positions count from 0, or, as RoBERTa counts, from beyond `skipped_id`, which gets no position of its own.
+    Positions count from 0, or as RoBERTa's from beyond `skipped_id`.
     """
     lengths = np.fromiter((text.size for text in texts), dtype=np.int64, count=len(texts))
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -104,8 +102,7 @@ def attention_window(
 ) -> torch.Tensor:
     """Return how many tokens before and after itself each token of the current pack sees, `[2]`, on the host.
 
-    This is transformers' interface for masks, and the tensor is what its attention calls get for a mask. The rule is
-    asked about the longest text. Raises UnsupportedAttention where it is no window.
+    This is transformers' interface for masks. Raises UnsupportedAttention where the rule is no window.
     """
     current: Pack = _local.pack
     longest = current.longest
@@ -190,8 +187,8 @@ def _of_chosen(
         if not 0 <= before < length - 1 and (not 0 <= after < length - 1 or current.is_causal):
             masks.append(None)
             continue
-        places = torch.arange(texts, device=rows.device) * length + start
-        masks.append(_visible(length, before, after, query.device)[chosen - places][:, None])
+        offsets = torch.arange(texts, device=rows.device) * length + start
+        masks.append(_visible(length, before, after, query.device)[chosen - offsets][:, None])
     queries = query[0, :, rows]
     if last_layer.defers(module):
         states = key[0].transpose(0, 1).flatten(1)
@@ -218,8 +215,8 @@ def _visible(length: int, before: int, after: int, device: torch.device) -> torc
 
 @lru_cache(maxsize=64)
 def _sees(length: int, before: int, after: int, device: torch.device) -> torch.Tensor:
-    places = torch.arange(length, device=device)
-    distance = places - places[:, None]
+    positions = torch.arange(length, device=device)
+    distance = positions - positions[:, None]
     sees = torch.ones(length, length, dtype=torch.bool, device=device)
     if before != UNLIMITED:
         sees &= distance >= -before
@@ -341,10 +338,9 @@ def _options(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def unmasked(*, attention_mask: torch.Tensor | None, **asked: Any) -> torch.Tensor | None:
-    """Return transformers' own mask of texts without padding, whatever mask the forward was given.
+    """Return transformers' own mask of unpadded texts.
 
-    It is given one of ones: without any, transformers looks on the host whether the positions are those of several
-    texts (`find_packed_sequence_indices`), which waits until a GPU has done all that is queued.
+    It is given a mask of ones: without any, transformers reads the positions on the host, which waits for the GPU.
     """
     from transformers.masking_utils import sdpa_mask
 

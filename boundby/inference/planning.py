@@ -34,11 +34,10 @@ AS_GOOD = 1.02  # of the least seconds: the smaller budget needs less memory
 
 @dataclass(frozen=True)
 class PrecisionRule:
-    """`same`: labels as of one text at a time in float32. `fastest`: whatever keeps `min_agreement` of them, surely.
+    """`same`: labels as of one text at a time in float32. `fastest`: whatever surely keeps `min_agreement` of them.
 
-    `fastest` measures every precision, packed and sorted. With `guarded` it computes near ties again in float32, as
-    `same` always does; and what `same` may take, `fastest` may take: it is never slower. What agrees too seldom it
-    takes with near ties computed again, if that is faster.
+    `fastest` measures every precision, packed and sorted, with near ties computed again where it agrees too seldom, and
+    all that `same` may take: it is never slower. `guarded`: near ties are always computed again, as in `same`.
     """
 
     kind: Literal["same", "fastest"] = "same"
@@ -50,8 +49,8 @@ class PrecisionRule:
 class Sample:
     """Texts to decide on, with labels where they are known; `is_all` where there are no other texts.
 
-    `reference` are the logits of `one_by_one`, where they have been computed before. `check_texts` are those that the
-    predictor to come is given, since eight bits are calibrated with them; None: some of each length of these texts.
+    `reference`: logits of `one_by_one`, if computed before. `check_texts`: what the predictor will check and calibrate
+    itself with; None: some of each length of these texts.
     """
 
     texts: Sequence[str]
@@ -74,8 +73,7 @@ class Trial:
 class PrecisionChoice:
     """The fastest trial, all of them, and why other precisions were refused.
 
-    `check_texts` are those of the predictors that were tried: with others, eight bits are rounded otherwise.
-    `reference` are the logits that the reports compare with.
+    `check_texts` calibrated the predictors; `reference` are the logits that the reports compare with.
     """
 
     best: Trial
@@ -106,10 +104,8 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Return the fastest precision that `rule` allows on this sample, with its guard; `options` give the rest.
 
-    `precisions` are those to choose from; None: those in which the model's device is fast.
-
-    The sample should hold 2,000 texts drawn at random, or all there are. In `same` the guard is `same_guard`. Raises
-    ValueError, with the reasons, where none is allowed.
+    The sample should hold 2,000 random texts, or all. `precisions` None: those that are fast on the model's device.
+    Raises ValueError, with the reasons, where none is allowed.
     """
     require_classifier(model, tokenizer)
     tokens = tokenize(tokenizer, sample.texts, options.max_length)
@@ -168,8 +164,7 @@ def _guard(
 ) -> float | None:
     """Return the margin within which rows are computed again; None where the rule does not allow this precision.
 
-    What `fastest` does not allow as it is, it may allow with its near ties computed again: all labels of the sample
-    agree then, which must be sure enough. Every label that differs there leads by half of that margin at most.
+    What agrees too seldom is allowed with its near ties computed again, if agreement is then sure enough.
     """
     of_same = same_guard(report.max_abs_logit_difference, largest_logit)
     if rule.kind == "same":
@@ -186,8 +181,8 @@ def _guard(
 def _check_texts(sample: Sample, tokens: Tokens) -> Sequence[str]:
     """Return texts spread over the lengths of the sample in tokens, its shortest and its longest among them."""
     by_length = np.argsort(tokens.lengths, kind="stable")
-    places = np.linspace(0, len(by_length) - 1, min(CHECK_TEXTS, len(by_length))).round().astype(int)
-    return [sample.texts[row] for row in by_length[places].tolist()]
+    indexes = np.linspace(0, len(by_length) - 1, min(CHECK_TEXTS, len(by_length))).round().astype(int)
+    return [sample.texts[row] for row in by_length[indexes].tolist()]
 
 
 @dataclass(frozen=True)
@@ -208,8 +203,8 @@ def search_token_budget(
 ) -> BudgetChoice:
     """Return the smallest budget that is within 2 % of the fastest on these texts, a few hundred of them at least.
 
-    The budgets take turns in two rounds, after one that does not count. One that the memory does not hold without
-    halving is left out. Raises ValueError where there are no texts.
+    The budgets take turns in two rounds after a warm-up. One that does not fit in memory is left out. Raises ValueError
+    where there are no texts.
     """
     if not texts:
         raise ValueError("there are no texts to search a token budget with")

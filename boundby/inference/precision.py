@@ -1,20 +1,14 @@
-"""What a model may compute in, and what that does to a matrix product on this machine.
+"""The precisions a model may compute in, and what each does to a matmul on this machine.
 
-`float32` is the model's weights in float32 by the kernels that the process has set up, the reference. `float32_fast`
-has the same weights and lets torch choose other kernels for float32 products: TF32 on a GPU, oneDNN on a CPU
-(`torch.set_float32_matmul_precision`). On one CPU that rounds as float32 does and is twice as fast, on one with AMX it
-rounds to bfloat16: so it counts as reduced precision, and `matmul_effect` measures what it is here. The setting belongs
-to the whole process; it holds during a forward and is set back afterwards.
+- `float32`: the model's weights by the kernels that the process has set up; the reference.
+- `float32_fast`: torch may use reduced-precision matmul: TF32 on a GPU, oneDNN on a CPU, which rounds to bfloat16 with
+  AMX. The setting holds during a forward (`torch.set_float32_matmul_precision`).
+- `float32_prepacked`: weights laid out once for oneDNN, activations fused; `bfloat16` on a CPU too. It rounds as
+  float32.
+- `int8`: weights scaled by output channel, inputs by the range that the check texts have. Embeddings, norms, attention
+  and head stay in float32. Ours, since torch is about to remove the tensor types of its dynamic quantization.
 
-`float32_prepared` has the same weights too, laid out once as oneDNN's kernels of a CPU want them, which round as
-float32 does whatever the process has set up. An activation takes no pass of its own. `bfloat16` on a CPU is prepared
-likewise. With both, and on a GPU in every precision, root-mean-square norms are one kernel (`boundby.inference.fused`),
-where models write seven: of 24 layers some 340 launches fewer.
-
-`int8` holds the weights of the layers in eight bits, scaled by output channel, and rounds what enters a layer to eight
-bits by the range that the texts of the self-check have there, so that oneDNN takes products, bias and activation in one
-pass. Embeddings, norms, attention and the head stay in float32. Torch's own dynamic quantization rests on tensor types
-that it is about to remove.
+On a GPU, and where weights are prepacked, a root-mean-square norm is one kernel (`boundby.inference.fused`), not seven.
 """
 
 import contextlib
@@ -50,12 +44,11 @@ TOLERATED_EFFECTS, LEAST_TOLERANCE, MOST_TOLERANCE = 70, 1e-4, 0.15
 
 
 class Int8Linear(nn.Module):
-    """A linear layer in eight bits on a CPU, and the activation after it in the same pass.
+    """A linear layer in int8 on a CPU, with the activation after it fused.
 
-    At first it computes in float32 and notes the range of each input; `settle` then rounds the weights, one scale for
-    each output, and fixes the scales of the inputs, so that no label depends on the texts beside it. An input whose
-    largest value is four times another's takes half of that from the weights. One whose result `feeds` another such
-    layer, and nothing else, hands it bytes.
+    It first computes in float32 and notes the range of its inputs. `settle` then rounds the weights by output and fixes
+    the input scales, so that no label depends on other texts. Large inputs pass the square root of their size on to the
+    weights. A layer whose result `feeds` only another such layer hands it bytes.
     """
 
     def __init__(self, layer: nn.Linear, activation: Any = None) -> None:
@@ -70,9 +63,9 @@ class Int8Linear(nn.Module):
         """Return the result in float32, or as the bytes of the layer that it feeds."""
         if self._float is not None:
             layer, activation = self._float
-            found = torch.stack(inputs.flatten(0, -2).aminmax(dim=0))
+            ends = torch.stack(inputs.flatten(0, -2).aminmax(dim=0))
             kept = self._range
-            self._range = found if kept is None else torch.stack([kept[0].minimum(found[0]), kept[1].maximum(found[1])])
+            self._range = ends if kept is None else torch.stack([kept[0].minimum(ends[0]), kept[1].maximum(ends[1])])
             result: torch.Tensor = layer(inputs) if activation is None else activation(layer(inputs))
             return result
         rounded = inputs if inputs.dtype == torch.uint8 else _rounded(inputs, self.steps)
@@ -132,35 +125,28 @@ def _rounded(inputs: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
 
 def calibrate(model: nn.Module, compute: Callable[[], object]) -> None:
     """Settle the layers of a working copy that compute in eight bits, by what they meet in `compute`."""
-    layers = [each for each in model.modules() if isinstance(each, Int8Linear)]
+    layers = [module for module in model.modules() if isinstance(module, Int8Linear)]
     if not layers:
         return
     compute()
-    fed_by, steps = {id(fed): each for each in layers for fed in each.feeds}, dict[bytes, torch.Tensor]()
-    for each in layers:
-        each.settle(steps, fed_by.get(id(each)))
-    for each in layers:
-        each.join()
+    fed_by, steps = {id(fed): layer for layer in layers for fed in layer.feeds}, dict[bytes, torch.Tensor]()
+    for layer in layers:
+        layer.settle(steps, fed_by.get(id(layer)))
+    for layer in layers:
+        layer.join()
 
 
 def to_int8(model: nn.Module) -> None:
-    """Put the linear layers of a working copy into int8, in place; those of the head stay as they are.
+    """Put the linear layers of a working copy into int8, in place, but for the head.
 
-    Raises ValueError where there is none, and on a device without products of eight bits.
+    Raises ValueError where there is none, or the device has no int8 matmul.
     """
     device = next(model.parameters()).device
     if not has_int8_matmul(device):
         raise ValueError(f"this {device.type.upper()} has no products of eight bits (VNNI, AMX) that torch can use")
     if not _linear_layers(model):
         raise ValueError("it has no linear layers to put into int8")
-    fused.join_norms(model)
-    followed = dict(FOLLOWED)
-    for parent, name, child in _linear_layers(model):
-        follower = getattr(parent, followed.get(name, ""), None)
-        is_joined = type(follower).__name__ in ACTIVATIONS
-        setattr(parent, name, Int8Linear(child, follower if is_joined else None))
-        if is_joined:
-            setattr(parent, followed[name], nn.Identity())
+    _replace_linears(model, Int8Linear)
     for module in model.modules():
         names = dict(module.named_modules())
         for feeding, fed in FEEDING:
@@ -173,20 +159,20 @@ def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
     base = getattr(model, "base_model", model)
     return [
         (parent, name, child)
-        for place, parent in base.named_modules()
+        for path, parent in base.named_modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and "pooler" not in f"{place}.{name}".split(".")
+        if type(child) is nn.Linear and "pooler" not in f"{path}.{name}".split(".")
     ]
 
 
-class PreparedLinear(nn.Module):
+class PrepackedLinear(nn.Module):
     """A linear layer on a CPU whose weights lie as oneDNN wants them, and the activation after it in the same pass."""
 
-    def __init__(self, layer: nn.Linear, activation: tuple[str, str] = ("none", "")) -> None:
+    def __init__(self, layer: nn.Linear, activation: Any = None) -> None:
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
         self.bias = layer.bias
-        self._activation, self._algorithm = activation
+        self._activation, self._algorithm = ACTIVATIONS.get(type(activation).__name__, ("none", ""))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the product in the dtype of the inputs, which is that of the weights."""
@@ -206,42 +192,43 @@ ACTIVATIONS = {  # as oneDNN calls them, by their class in torch or transformers
 
 
 @functools.cache
-def can_prepare(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
-    """Tell whether weights of this dtype can be laid out anew for this device, by doing so: not every CPU can.
-
-    The operators are torch's own and private; where they are gone, it cannot be done either.
-    """
+def can_prepack(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
+    """Tell whether weights of this dtype can be prepacked for this device, by trying torch's private operators."""
     if not is_host(device):
         return False
     some = torch.ones(8, 8, dtype=dtype)
     try:
-        PreparedLinear(nn.Linear(8, 8, dtype=dtype).requires_grad_(False))(some)
+        PrepackedLinear(nn.Linear(8, 8, dtype=dtype).requires_grad_(False))(some)
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
     return True
 
 
-def prepare(model: nn.Module) -> None:
-    """Lay the weights of a working copy on a CPU out for its kernels, in place; the head stays as it is."""
+def prepack(model: nn.Module) -> None:
+    """Prepack the weights of a working copy on a CPU, in place; the head stays as it is."""
     layers = _linear_layers(model)
-    if not layers or not can_prepare(layers[0][2].weight.device, layers[0][2].weight.dtype):
-        return
+    if layers and can_prepack(layers[0][2].weight.device, layers[0][2].weight.dtype):
+        _replace_linears(model, PrepackedLinear)
+
+
+def _replace_linears(model: nn.Module, make: Callable[[nn.Linear, Any], nn.Module]) -> None:
+    """Replace the linear layers before the head, each with the activation after it if oneDNN can fuse that."""
     fused.join_norms(model)
     followed = dict(FOLLOWED)
     for parent, name, child in _linear_layers(model):
         follower = getattr(parent, followed.get(name, ""), None)
-        activation = ACTIVATIONS.get(type(follower).__name__)
-        setattr(parent, name, PreparedLinear(child, activation or ("none", "")))
-        if activation:
+        is_joined = type(follower).__name__ in ACTIVATIONS
+        setattr(parent, name, make(child, follower if is_joined else None))
+        if is_joined:
             setattr(parent, followed[name], nn.Identity())
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes that parameters and buffers hold, each tensor once, and those of prepared weights."""
-    held = (part for each in (*model.parameters(), *model.buffers()) for part in _parts(each))
-    tensors = {each.data_ptr(): each for each in held}.values()
-    packed = [each.packed for each in model.modules() if isinstance(each, PreparedLinear | Int8Linear)]
-    return sum(each.numel() * each.element_size() for each in (*tensors, *packed))
+    """Return the bytes that parameters and buffers hold, each tensor once, and those of prepacked weights."""
+    held = (part for tensor in (*model.parameters(), *model.buffers()) for part in _parts(tensor))
+    tensors = {part.data_ptr(): part for part in held}.values()
+    packed = [module.packed for module in model.modules() if isinstance(module, PrepackedLinear | Int8Linear)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *packed))
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -252,10 +239,10 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Precision:
-    """A dtype of weights and activations, and whether float32 products may be rounded as torch's fastest kernels do.
+    """A dtype of weights and activations, and whether float32 may use reduced-precision matmul.
 
-    `convert` changes a working copy further, in place; `joins_norms`: on a GPU a norm is one kernel. With `session`
-    another library computes: token ids and mask in, logits out; dtype and `convert` then say how it rounds.
+    `convert` changes a working copy in place; `joins_norms`: on a GPU a norm is one kernel. With `session` another
+    library computes, from token ids and mask.
     """
 
     name: str
@@ -268,12 +255,12 @@ class Precision:
     @property
     def keeps_weights(self) -> bool:
         """Whether the weights are those of the model in float32, to the last bit."""
-        return self.dtype == torch.float32 and self.convert in (None, prepare)
+        return self.dtype == torch.float32 and self.convert in (None, prepack)
 
     @property
     def to_compile(self) -> "Precision":
         """The same for a model that is compiled, whose compiler lays the weights out itself."""
-        return replace(self, convert=None) if self.convert is prepare else self
+        return replace(self, convert=None) if self.convert is prepack else self
 
     def copy_of(self, model: nn.Module) -> Any:
         """Return a working copy of the model in this precision, in evaluation mode; equal weights are shared.
@@ -300,23 +287,22 @@ PRECISIONS = {
     for precision in (
         Precision("float32", torch.float32, joins_norms=True),
         Precision("float32_fast", torch.float32, fast_products=True, joins_norms=True),
-        Precision("float32_prepared", torch.float32, convert=prepare),
-        Precision("bfloat16", torch.bfloat16, convert=prepare, joins_norms=True),
+        Precision("float32_prepacked", torch.float32, convert=prepack),
+        Precision("bfloat16", torch.bfloat16, convert=prepack, joins_norms=True),
         Precision("float16", torch.float16, joins_norms=True),
         Precision("int8", torch.float32, convert=to_int8),
     )
 }
-EXACT = ("float32_prepared", "float32")  # those that round as the model's own float32 does, fastest first
+EXACT = ("float32_prepacked", "float32")  # those that round as the model's own float32 does, fastest first
 
 
 def available(device: torch.device) -> tuple[Precision, ...]:
     """Return the precisions in which this device is fast, `float32` first.
 
-    A CPU without bfloat16 products emulates them, slower than float32; one without products of eight bits, as well.
-    float16 is left out: models trained in bfloat16 overflow in it.
+    bfloat16 and int8 need matmul of their own. float16 is left out: models trained in bfloat16 overflow in it.
     """
     has = {"bfloat16": has_bfloat16_matmul(device), "int8": has_int8_matmul(device)}
-    has |= {"float32_prepared": can_prepare(device), "float16": False}
+    has |= {"float32_prepacked": can_prepack(device), "float16": False}
     return tuple(precision for name, precision in PRECISIONS.items() if has.get(name, True))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from boundby.inference.batches import Tokens, tokenize
-from boundby.inference.precision import EXACT, PRECISIONS, Precision, can_prepare
+from boundby.inference.precision import EXACT, PRECISIONS, Precision, can_prepack
 from boundby.inference.reference import in_dtype, margins, one_by_one, require_classifier, same_guard
 from boundby.inference.selfcheck import checked_strategy
 from boundby.machine import (
@@ -42,14 +42,13 @@ def usual_budget(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class PredictorOptions:
-    """All that a prediction depends on besides texts, model and tokenizer. Plain values, as a plan keeps them.
+    """All that a prediction depends on besides texts, model and tokenizer, as plain values.
 
-    `precision` is a key of `PRECISIONS`. Rows whose best logit leads by `guard_margin` or less are computed again: each
-    alone by the stock forward in float32, or, where the precision is coarser than that, in batches of float32,
-    of which the near ties are then computed alone. `token_budget` None is a default for the device. `packs`: texts may
-    be packed, where the model can; else they are sorted by length and padded. `trim`: the last layer may be computed
-    for the tokens alone that the head reads; `compile`: the layers may be compiled, which takes a minute or so at the
-    start.
+    - `precision`: a key of `PRECISIONS`. `token_budget` None: a default for the device.
+    - `guard_margin`: rows whose best logit leads by this or less are computed again, alone in float32; where the
+      precision is reduced, first in float32 batches.
+    - `packs`, `trim`, `compile`: allow packed texts, a last layer for the head's tokens alone, compiled layers (a
+      minute).
     """
 
     max_length: int
@@ -63,9 +62,9 @@ class PredictorOptions:
 
 @dataclass(frozen=True)
 class TimeSplit:
-    """Seconds of one call. `wait_s` is waiting for tokens made in the background, `tokenize_s` making them.
+    """Seconds of one call: making tokens, waiting for those made in the background, and collecting results on the host.
 
-    `transfer_s` is the host's share of collecting results; on a GPU `compute_s` runs to the end of the queued work.
+    On a GPU `compute_s` runs to the end of the queued work.
     """
 
     tokenize_s: float
@@ -109,11 +108,10 @@ class _Tally:
 class Predictor:
     """Predicts with one model on the device it is on; the caller's model is left as it is.
 
-    `check_texts`: some 64 texts like those to come; the strategy is chosen by comparing it with the stock forward on
-    them. `check` tells how they compare, `matmul_effect` what the precision does to a matrix product here: its largest
-    error against float64 as a share of the largest element. `precisions` are what the options' name is looked up in.
+    `check_texts`: some 64 texts like those to come, on which a strategy is compared with the stock forward before it is
+    used; `check` has the result. The options' precision is looked up in `precisions`.
 
-    Raises ValueError for a model without labels (regression), for padding on the left, and without check texts.
+    Raises ValueError for a regression, for padding on the left, and without check texts.
     """
 
     def __init__(
@@ -147,7 +145,7 @@ class Predictor:
         self._stock = cache(partial(in_dtype, model, torch.float32))  # a half precision may fit where that does not
 
         def exact() -> Predictor:
-            name = EXACT[0 if can_prepare(self.device) else 1]
+            name = EXACT[0 if can_prepack(self.device) else 1]
             wanted = replace(options, precision=name, guard_margin=0.0, token_budget=None, compile=False)
             made = Predictor(model, tokenizer, wanted, check_texts, self._timer)
             return made.with_guard_margin(same_guard(made.check.max_abs_difference, made.check.largest_logit))
@@ -246,10 +244,7 @@ class Predictor:
         return next(self.predict_each([texts]))
 
     def predict_each(self, shards: Iterable[Sequence[str]]) -> Iterator[Prediction]:
-        """Yield the prediction of each shard; on a GPU the next one is tokenized while it computes.
-
-        On a CPU tokenizing would take the time from computing, so it comes before.
-        """
+        """Yield the prediction of each shard; on a GPU the next one is tokenized meanwhile, on a CPU before."""
         if not is_gpu(self.device):
             for texts in shards:
                 start = self._timer.clock()
@@ -310,8 +305,8 @@ class Predictor:
     def _computed(self, tokens: Tokens) -> _Tally:
         """Return the logits of all batches, still on the device.
 
-        A CPU computes several at once, each by its share of the threads: what is too small for all of them, and
-        Python between the operators, then costs one share.
+        A CPU computes several at once, each on its share of the threads: small kernels and dispatch overhead then
+        overlap.
         """
         threads = torch.get_num_threads()
         batches = self._strategy.batches(tokens.lengths, self.token_budget)
@@ -327,13 +322,13 @@ class Predictor:
             ):
                 running = [pool.submit(self._tally, tokens, waiting) for _ in range(streams)]
                 try:
-                    tallies = [each.result() for each in running]
+                    tallies = [future.result() for future in running]
                 finally:
                     waiting.clear()  # after an error or a signal
         return _Tally(
-            sum(each.computed_tokens for each in tallies),
-            sum(each.halvings for each in tallies),
-            [part for each in tallies for part in each.parts],
+            sum(tally.computed_tokens for tally in tallies),
+            sum(tally.halvings for tally in tallies),
+            [part for tally in tallies for part in tally.parts],
         )
 
     def _streams(self, batches: int, threads: int) -> int:

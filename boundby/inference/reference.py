@@ -55,10 +55,7 @@ def one_by_one(model: Any, tokens: Tokens, rows: Sequence[int]) -> np.ndarray:
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> Any:
-    """Return a copy of the model with parameters in `dtype`, in evaluation mode; those that have it are shared.
-
-    Buffers are shared as they are: the frequencies of rotary positions must not be rounded.
-    """
+    """Return a copy of the model with parameters in `dtype`, in evaluation mode; equal ones and buffers are shared."""
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         is_right = parameter.dtype == dtype or not parameter.is_floating_point()
@@ -67,9 +64,9 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> Any:
 
 
 def float32_head(model: Any) -> None:
-    """Put everything of a working copy that follows its layers into float32: it costs next to nothing.
+    """Put everything of a working copy that follows its layers into float32.
 
-    A pooler of the base model becomes part of the head, as `pooler_in_head`, and the base no longer runs it.
+    A pooler of the base model becomes part of the head, as `pooler_in_head`.
     """
     base = model.base_model
     for name, module in model.named_children():
@@ -84,12 +81,11 @@ def float32_head(model: Any) -> None:
 
 @dataclass(frozen=True)
 class ExactnessReport:
-    """Logits of one precision beside the reference's: one text at a time, float32, the stock forward.
+    """Logits of one precision beside the reference: one text at a time, float32, the stock forward.
 
-    `agreement_low` and `agreement_high` end a 95 % interval (Wilson) for all texts that the sample stands for; where
-    the sample is all texts they are the share itself. A margin is the lead of the reference's best logit over its
-    second; `widest_flip` is the widest lead that this precision gave to another label, 0 where it gave none.
-    Accuracies are None without labels; the interval of their difference is of the pairs (Agresti & Min 2005).
+    `agreement_low` and `agreement_high` end the 95 % interval (Wilson) for all texts; where the sample is all texts
+    they are the share itself. A margin is the lead of the reference's best logit; `widest_flip` is the widest lead of a
+    label that differs. Accuracies are None without labels; their difference is paired (Agresti & Min 2005).
     """
 
     precision: str
@@ -130,10 +126,9 @@ class ExactnessReport:
 
 
 def same_guard(max_abs_difference: float, largest_logit: float) -> float:
-    """Return the margin within which `same` recomputes a row, from the differences seen on a sample of texts.
+    """Return the margin within which `same` computes a row again: four times the largest difference seen, or more.
 
-    It is four times the largest difference or more, so that labels can differ only where a difference is larger than
-    twice any of these texts'; 0 where these are not finite, which no prediction may be.
+    Then labels differ only where a difference is twice any that was seen. 0 where these are not finite.
     """
     margin = max(LEAST_SAME_GUARD * largest_logit, SAME_GUARD * max_abs_difference)
     return margin if math.isfinite(margin) else 0.0

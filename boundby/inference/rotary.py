@@ -1,9 +1,8 @@
 """Rotary positions whose frequencies follow from the longest text of a forward: which texts may share one.
 
-With `longrope` and `dynamic` scaling transformers takes the frequencies of all texts of a forward from the longest, and
-`dynamic` keeps those of the longest text so far. What counts is what a fresh model gives a text alone. So texts share a
-forward only where each has the same frequencies alone, and what earlier texts have left is taken back before it. Which
-frequencies a length has is asked of a copy of the module, whatever its kind is called.
+With `longrope` and `dynamic` scaling the longest text sets the frequencies of all, and `dynamic` keeps those of the
+longest so far. Texts share a forward only where each has the same frequencies alone, and what earlier texts left is
+reset before it. A copy of the module is asked which frequencies a length has.
 """
 
 import copy
@@ -26,7 +25,7 @@ class Rotary:
     def __init__(self, model: Any) -> None:
         modules = model.modules() if isinstance(model, nn.Module) else ()
         turning = (_Turning(module) for module in modules if _has_frequencies(module))
-        self._modules = [each for each in turning if each.depends_on_length]
+        self._modules = [candidate for candidate in turning if candidate.depends_on_length]
         self._known: dict[int, tuple[bytes, ...]] = {}
 
     def __bool__(self) -> bool:
@@ -35,8 +34,8 @@ class Rotary:
 
     def forget(self) -> None:
         """Take back what earlier texts have left in the model: the next forward is that of a fresh one."""
-        for each in self._modules:
-            _forget(each.module)
+        for turning in self._modules:
+            _forget(turning.module)
 
     def are_same(self, length: int, other: int) -> bool:
         """Tell whether texts of these numbers of tokens have the same frequencies alone."""
@@ -44,10 +43,10 @@ class Rotary:
 
     def groups(self, lengths: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Return the rows of texts that may share a forward, ascending; the group of the longest texts comes first."""
-        found = np.asarray(lengths)
-        if not self or not len(found):
-            return [np.arange(len(found))]
-        distinct, where = np.unique(found, return_inverse=True)
+        array = np.asarray(lengths)
+        if not self or not len(array):
+            return [np.arange(len(array))]
+        distinct, where = np.unique(array, return_inverse=True)
         frequencies = self._of_ascending(distinct.tolist())
         begins = [1 if before != after else 0 for before, after in zip(frequencies, frequencies[1:], strict=False)]
         group = np.cumsum([0, *begins])[where]
@@ -64,7 +63,7 @@ class Rotary:
 
     def _frequencies(self, length: int) -> tuple[bytes, ...]:
         if length not in self._known:
-            self._known[length] = tuple(each.frequencies(length) for each in self._modules)
+            self._known[length] = tuple(turning.frequencies(length) for turning in self._modules)
         return self._known[length]
 
 
@@ -98,19 +97,19 @@ class _Turning:
         return self.frequencies(SHORT) != self.frequencies(FAR)
 
     def frequencies(self, length: int) -> bytes:
-        """Return what the second token of a text of so many tokens is turned by, as a fresh module does.
+        """Return the rotation of the second token of a text of so many tokens, in a fresh module.
 
-        A module that does not answer as those of transformers do is taken by its name: each length is then its own.
+        A module that cannot be asked is judged by its name: each length then differs.
         """
         _forget(self._copy)
-        places, states = torch.tensor([[0, 1, max(SHORT, length) - 1]]), torch.zeros(1)
+        positions, states = torch.tensor([[0, 1, max(SHORT, length) - 1]]), torch.zeros(1)
         turned = []
         try:
             with torch.inference_mode(False), torch.no_grad():
                 for layer_type in self._layer_types:
                     more = () if layer_type is None else (layer_type,)
-                    found = type(self._copy).forward(self._copy, states, places, *more)
-                    turned += [found] if isinstance(found, torch.Tensor) else list(found)
+                    answer = type(self._copy).forward(self._copy, states, positions, *more)
+                    turned += [answer] if isinstance(answer, torch.Tensor) else list(answer)
             seconds = [part[..., 1, :].contiguous().view(torch.uint8) for part in turned]
             return b"".join(second.numpy().tobytes() for second in seconds)
         except Exception:  # modules of a repository may ask for anything

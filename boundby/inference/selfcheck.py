@@ -28,10 +28,10 @@ CANNOT_RUN = (RuntimeError, ValueError, TypeError, KeyError, AttributeError, Ind
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why something faster was not taken; `strategy` is its name.
+    """Why a faster strategy was not taken.
 
-    `kind`: `unsupported`, an attention setting that packed texts do not have; `failed`, another error; `differs`, its
-    logits are not the stock forward's; `own_batches`, not even those of the model's own batches; `not_compiled`.
+    `kind`: `unsupported` attention setting; `failed` with another error; `differs` from the stock forward;
+    `own_batches`: even the model's own batches differ; `not_compiled`.
     """
 
     strategy: str
@@ -43,14 +43,10 @@ class Refusal:
 class SelfCheck:
     """A strategy beside one stock forward per text in float32. Differences are of logits; `allowed` is in their unit.
 
-    `largest_logit` is that of the stock forward, by its magnitude. `matmul_effect` is the error of a product in this
-    precision against float64, as a share of its largest element; `allowed` follows from it. A precision that rounds the
-    model's own products coarser is held more tightly against the stock forward in that precision: they differ by
-    `own_difference`, of which `own_allowed` follows from how far that one is from float32; None where there is none.
-
-    `trim`: its last layer computes only the tokens that the head reads. `refusals` are the faster strategies that the
-    model seemed able to take and could not. `compile_s` are the seconds of compiling and a first pass over the texts,
-    None where nothing is compiled.
+    `largest_logit` is the stock forward's. `matmul_effect` is the error of a matmul in this precision against float64,
+    as a share of its largest element; `allowed` follows from it. A reduced precision is also held against the stock
+    forward in that precision: `own_difference`, `own_allowed`, None where there is none. `refusals`: faster strategies
+    that could not be taken. `compile_s`: seconds of compiling and a first pass, None where nothing is compiled.
     """
 
     strategy: str
@@ -84,9 +80,8 @@ def checked_strategy(
 ) -> tuple[Strategy, SelfCheck]:
     """Return the first strategy whose logits match the stock forward's, and the comparison.
 
-    They may differ by what `matmul_effect` explains. Where a GPU has no memory for a copy in float32, the model as it
-    is takes its place. The last resort is the stock forward itself, which is taken as it is: what it differs by is then
-    in the comparison. Raises ValueError where a converted model's differ by more.
+    Where a GPU has no memory for a float32 copy, the model itself is the reference. The last resort, the stock forward,
+    is taken whatever it differs by. Raises ValueError where a converted model differs by more than allowed.
     """
     rows = check_rows(tokens.lengths)
     exact = _in_float32(model, tokens, rows)
@@ -113,9 +108,24 @@ def checked_strategy(
             continue
         difference, own_difference = _apart(logits, reference), 0.0 if own is None else _apart(logits, own)
         if (difference <= allowed and own_difference <= own_allowed) or is_last:  # NaN is not: it compares as false
-            check = _check(strategy, reference, logits, allowed, effect, refusals)
-            if own is not None:
-                check = replace(check, own_difference=own_difference, own_allowed=own_allowed)
+            if not difference <= allowed:
+                text = (
+                    f"batched logits differ from one-by-one ones by up to {difference:.3g}, allowed are {allowed:.3g}"
+                )
+                refusals.append(Refusal(strategy.name, "own_batches", f"{text}: the model's own batches do"))
+            check = SelfCheck(
+                strategy=strategy.name,
+                trim=strategy.trims,
+                rows=len(rows),
+                same_labels=int((reference.argmax(axis=1) == logits.argmax(axis=1)).sum()),
+                max_abs_difference=difference,
+                allowed=allowed,
+                matmul_effect=effect,
+                largest_logit=largest,
+                refusals=tuple(refusals),
+                own_difference=None if own is None else own_difference,
+                own_allowed=None if own is None else own_allowed,
+            )
             if not compiles:
                 return strategy, check
             make = dict(candidates(model, tokenizer, precision.to_compile, trims, packs))[name]
@@ -147,10 +157,7 @@ def _in_float32(model: Any, tokens: Tokens, rows: Sequence[int]) -> np.ndarray |
 
 
 def _stock(model: Any, tokens: Tokens, rows: Sequence[int], precision: Precision) -> np.ndarray | None:
-    """Return the logits of the stock forward in this precision, text by text; None where it has no such forward.
-
-    Another library, eight bits and weights that are merely laid out anew have none.
-    """
+    """Return the stock forward's logits in this precision, text by text; None for engines, int8, prepacked weights."""
     is_coarser = precision.dtype != torch.float32 or precision.fast_products
     if precision.session or not is_coarser:
         return None
@@ -159,10 +166,7 @@ def _stock(model: Any, tokens: Tokens, rows: Sequence[int], precision: Precision
 
 
 def allowed_of_own(own: np.ndarray, exact: np.ndarray, effect: float) -> float:
-    """Return how far logits may be from those of the stock forward in their own precision, `exact` in float32.
-
-    `effect` is that of the precision on a product.
-    """
+    """Return how far logits may be from the stock forward's in their precision; `exact` are in float32."""
     return max(max(effect, LEAST_TOLERANCE) * float(np.abs(exact).max()), OWN_ERRORS * _apart(own, exact))
 
 
@@ -186,9 +190,9 @@ def _compiled(
     precision: Precision,
     allowed: float,
 ) -> tuple[Strategy, float] | str:
-    """Return the strategy with its layers compiled and the seconds that this took; or why it stays as it is.
+    """Return the strategy with its layers compiled and the seconds that took; or why it stays as it is.
 
-    In every process the first batch, for which torch compiles, is the same.
+    The first batch, for which torch compiles, is the same in every process.
     """
     start = time.perf_counter()
     try:
@@ -200,7 +204,7 @@ def _compiled(
     except Exception as error:  # any type: it is a compiler
         raise_if_lost(error)
         return f"not compiled: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    difference = float(np.abs(logits - expected).max())
+    difference = _apart(logits, expected)
     if not difference <= allowed:
         return f"not compiled: logits then differ by up to {difference:.3g}, allowed are {allowed:.3g}"
     return strategy, time.perf_counter() - start
@@ -209,8 +213,8 @@ def _compiled(
 def check_rows(lengths: np.ndarray) -> list[int]:
     """Return up to 64 rows, spread evenly over the lengths, the shortest and the longest among them."""
     order = np.argsort(lengths, kind="stable")
-    places = np.unique(np.linspace(0, len(order) - 1, min(CHECK_ROWS, len(order))).round().astype(int))
-    return [int(row) for row in order[places]]
+    indexes = np.unique(np.linspace(0, len(order) - 1, min(CHECK_ROWS, len(order))).round().astype(int))
+    return [int(row) for row in order[indexes]]
 
 
 def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: int, precision: Precision) -> np.ndarray:
@@ -224,31 +228,3 @@ def logits_of(strategy: Strategy, tokens: Tokens, rows: Sequence[int], budget: i
                 logits = np.empty((len(rows), part.shape[1]), dtype=np.float32)
             logits[batch] = part
     return logits
-
-
-def _check(
-    strategy: Strategy,
-    reference: np.ndarray,
-    logits: np.ndarray,
-    allowed: float,
-    effect: float,
-    refusals: Sequence[Refusal],
-) -> SelfCheck:
-    difference = float(np.abs(logits - reference).max())
-    if not difference <= allowed:
-        text = (
-            f"batched logits differ from one-by-one ones by up to {difference:.3g}, allowed are {allowed:.3g}: "
-            "the model's own batches do"
-        )
-        refusals = [*refusals, Refusal(strategy.name, "own_batches", text)]
-    return SelfCheck(
-        strategy=strategy.name,
-        trim=strategy.trims,
-        rows=len(reference),
-        same_labels=int((reference.argmax(axis=1) == logits.argmax(axis=1)).sum()),
-        max_abs_difference=difference,
-        allowed=allowed,
-        matmul_effect=effect,
-        largest_logit=float(np.abs(reference).max()),
-        refusals=tuple(refusals),
-    )

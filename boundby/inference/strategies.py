@@ -48,10 +48,7 @@ class Strategy:
         self._rotary = Rotary(self.model)
 
     def batches(self, lengths: np.ndarray, budget: int) -> list[list[int]]:
-        """Return which rows go together, the longest first: a pure function of the lengths and the budget.
-
-        Texts whose rotary positions would be others than alone never do.
-        """
+        """Return which rows go together, the longest first: a pure function of the lengths and the budget."""
         groups = self._rotary.groups(lengths)
         return [rows[batch].tolist() for rows in groups for batch in self._filled(lengths[rows], budget)]
 
@@ -133,17 +130,17 @@ class Packed(Strategy):
     def logits(self, tokens: Tokens, rows: Sequence[int]) -> torch.Tensor:
         """Return the logits of one pack.
 
-        A trimmed last layer has one query per text, which sees all of it: in a causal model the text ends there. Where
-        a text would have other rotary positions for that, the layer is computed whole.
+        With a trimmed last layer a causal text ends at the token that is read, unless that changes its rotary
+        positions.
         """
-        ids, places = [tokens.ids[row] for row in rows], self._head_rows(tokens, rows)
+        ids, offsets = [tokens.ids[row] for row in rows], self._head_rows(tokens, rows)
         trims = self.trims
         if trims and self._is_causal:
-            cut = [text[: place + 1] for text, place in zip(ids, places, strict=True)]
+            cut = [text[: offset + 1] for text, offset in zip(ids, offsets, strict=True)]
             trims = all(self._rotary.are_same(len(text), len(ours)) for text, ours in zip(ids, cut, strict=True))
             ids = cut if trims else ids
         direction = self._is_causal if trims else None
-        current = packing.pack(ids, places, self._position_skips, self.device, direction)
+        current = packing.pack(ids, offsets, self._position_skips, self.device, direction)
         self._rotary.forget()
         with current, self._reading(current.head_rows) if trims else contextlib.nullcontext():
             states = self.model.base_model(
@@ -156,10 +153,7 @@ class Packed(Strategy):
 
 
 class Padded(Strategy):
-    """Padding on the right and, with the model's own head, a mask.
-
-    Without one: in a causal model no real token sees the padding. Texts of one length need no mask in any model.
-    """
+    """Padding on the right, with a mask if the model's own head is used; a causal model needs none."""
 
     def __init__(self, model: Any, tokenizer: Any, precision: Precision, trims: bool, *, masked: bool) -> None:
         self.name = "padded with a mask" if masked else "padded on the right without a mask"
@@ -193,10 +187,7 @@ class Padded(Strategy):
         return self._head(states.flatten(0, 1)[read])
 
     def _kernels(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the block in which a GPU computes attention in half precision by kernels that need no plan.
-
-        cuDNN, which torch prefers on Hopper, takes 20 to 40 ms of the host for each new shape, and batches have many.
-        """
+        """Return the block in which a GPU attends in half precision without cuDNN, which plans each shape for 20 ms."""
         if not is_gpu(self.device) or next(self.model.parameters()).dtype not in HALF:
             return contextlib.nullcontext()
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -227,10 +218,10 @@ class Converted(Strategy):
         batch = collate(tokens, rows, self._pad_id, self.device)
         assert self._session
         try:
-            found = self._session(batch.input_ids.numpy(), batch.attention_mask.numpy())
+            logits = self._session(batch.input_ids.numpy(), batch.attention_mask.numpy())
         except Exception as error:  # libraries raise anything
             raise ValueError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
-        return torch.from_numpy(found).float()
+        return torch.from_numpy(logits).float()
 
 
 def candidates(
@@ -238,8 +229,8 @@ def candidates(
 ) -> list[tuple[str, Callable[[], Strategy]]]:
     """Return the strategies this model seems to support, packed ones first: a name and a callable that makes each.
 
-    Each comes first with its last layer trimmed, if `trims` and the model is of a kind that can be. The last one,
-    `masked`, asks nothing of the model. A converted model has one way.
+    With `trims` each comes first with its last layer trimmed, if the model allows it. The last one, `masked`, fits any
+    model. A converted model has one.
     """
     if precision.session:
         return [("converted", partial(Converted, model, tokenizer, precision))]

@@ -21,7 +21,7 @@ from torch import nn
 
 from boundby import files
 from boundby.layers import report as reports
-from boundby.layers.measurement import Instruments, Subject, instruments_for, measure
+from boundby.layers.measurement import Instruments, ProfiledModel, instruments_for, measure
 from boundby.layers.passes import tensors_in
 from boundby.layers.probes import Targets, find_targets
 from boundby.layers.records import ModelProfile
@@ -165,7 +165,7 @@ class ObservabilityEngine:
         if instruments.marks is not None and (ready := unread(self._model, inputs)):
             inputs = ready
             self._journal.note("the mask is made before the runs: the model's own way waits for the device to read it")
-        subject = Subject(
+        profiled = ProfiledModel(
             model=self._model,
             model_name=self._model_name,
             profile_name=self._name,
@@ -173,7 +173,7 @@ class ObservabilityEngine:
             device=device,
             run=lambda: _call(self._model, inputs),
         )
-        report = measure(subject, num_runs, instruments, self._limits, max_seconds)
+        report = measure(profiled, num_runs, instruments, self._limits, max_seconds)
         shape = self._config.get("shape")
         return replace(report, profile=structs.replace(report.profile, shape=str(shape) if shape else None))
 

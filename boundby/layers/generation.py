@@ -67,7 +67,7 @@ def _prompt_tokens(model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str
 
 def _tokens(args: tuple[Any, ...], named: Mapping[str, Any]) -> int:
     given = (named.get("decoder_input_ids"), named.get("input_ids"), named.get("inputs_embeds"), *args)
-    return next((int(each.shape[1]) for each in given if isinstance(each, Tensor)), 0)
+    return next((int(tensor.shape[1]) for tensor in given if isinstance(tensor, Tensor)), 0)
 
 
 def _cached_tokens(named: Mapping[str, Any]) -> int | None:

@@ -99,12 +99,12 @@ def kept_waiting(run_s: Sequence[float], waited_s: Sequence[float]) -> frozenset
     if not waited_s:
         return frozenset()
     least_s = median(waited_s) + max(LEAST_WAIT_S, DISTURBED * median(run_s))
-    return frozenset(place for place, seconds in enumerate(waited_s) if seconds > least_s)
+    return frozenset(run for run, seconds in enumerate(waited_s) if seconds > least_s)
 
 
 def undisturbed_mean(seconds: Sequence[float], disturbed: frozenset[int]) -> float | None:
     """Return the mean without the disturbed runs where it is clearly less than with them, else None."""
-    left = [value for place, value in enumerate(seconds) if place not in disturbed]
+    left = [value for run, value in enumerate(seconds) if run not in disturbed]
     if not left or not disturbed or fmean(seconds) <= (1 + DISTURBED) * fmean(left):
         return None
     return fmean(left)

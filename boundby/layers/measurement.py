@@ -115,15 +115,17 @@ def instruments_for(device: torch.device) -> Instruments:
 
 
 MOST_NAMED = 4
-CONCURRENT = "it was called from another thread than the model: its time runs beside that of the layers there"
-WAITS = "waits: it computed for {} of its own {} at most; for the rest it waited for something, or others had its core"
-WAS_DISTURBED = "disturbed: its own mean is {}, and {} without the {} of {} runs that were kept waiting"
-VARYING = "it was called with other shapes too; those of the first call are shown"
+CONCURRENT = "it was called from another thread than the model: its time runs in parallel to that of the layers there"
+WAITS = "waits: it computed for at most {} of its self time of {}; for the rest it waited, or others had its core"
+WAS_DISTURBED = "disturbed: its mean self time is {}, and {} without the {} of {} runs that had to wait"
+VARYING = "later calls have other shapes; those of the first call are shown"
 UNRUN_WORK = "work of other threads is not counted"
+TIMES = ("host_self_s", "host_inclusive_s", "device_self_s", "device_inclusive_s")  # of a layer, and of its samples
+NO_SHAPES = CallShapes((), (), None, varies=False)
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProfiledModel:
     """What is measured: a model, the names to write it under, its layers, and one run of it."""
 
     model: nn.Module
@@ -138,7 +140,7 @@ class Subject:
 class Findings:
     """What the passes found, and the layers that they make; None where a pass was not made."""
 
-    subject: Subject
+    profiled: ProfiledModel
     tree: CallTree
     host: HostTimes
     cost_ns: float
@@ -160,7 +162,7 @@ class Findings:
     def kept_waiting(self) -> frozenset[int]:
         """The runs with probes that were kept waiting."""
         times = self.host.instrumented_ns, self.host.waited_ns
-        return kept_waiting(*([ns / 1e9 for ns in each] for each in times))
+        return kept_waiting(*([ns / 1e9 for ns in spent] for spent in times))
 
     @cached_property
     def _calls(self) -> list[Call]:
@@ -168,7 +170,7 @@ class Findings:
 
     @cached_property
     def _storages(self) -> "Storages":
-        return Storages(self.subject.model)
+        return Storages(self.profiled.model)
 
     def layers(self) -> tuple[LayerProfile, ...]:
         """Return the called layers in the order of their first calls, then those that were never called."""
@@ -178,7 +180,7 @@ class Findings:
     def coverage(self) -> Coverage:
         """Return how much of the reference time the root accounts for: by the slower one of host and device."""
         root, reference_ns = self.samples[""], self.host.reference_ns
-        if any(_varies(each.calls) for each in self.samples.values()):  # neighbouring runs are not alike
+        if any(_varies(sample.calls) for sample in self.samples.values()):  # neighbouring runs are not alike
             ratio = sum(root.host_inclusive_s) * 1e9 / sum(reference_ns)
         else:
             pairs = zip(root.host_inclusive_s, reference_ns, strict=True)
@@ -211,17 +213,26 @@ class Findings:
         }
 
     def _layer(self, call: Call, order: int) -> LayerProfile:
-        samples, module = self.samples[call.path], self.subject.targets.modules[call.index]
-        host_self, host_inclusive = summarize_runs(samples.host_self_s), summarize_runs(samples.host_inclusive_s)
-        device_self = summarize_runs(samples.device_self_s) if samples.device_self_s else None
+        samples, module = self.samples[call.path], self.profiled.targets.modules[call.index]
+        times: dict[str, Any] = {name: summarize_runs(runs) for name in TIMES if (runs := getattr(samples, name))}
+        host, device = times["host_self_s"], times.get("device_self_s")
         is_concurrent = self.tree.is_elsewhere(call)
-        varies = _varies(samples.calls)
-        operators = None if is_concurrent or varies else self.work.of(call)
-        issue_s = None if self.is_queue_full else host_self.median
+        operators = None if is_concurrent or _varies(samples.calls) else self.work.of(call)
+        issue_s = None if self.is_queue_full else host.median
         machine = Machine(self.limits, self.work.least_bytes, on_host=self.device is None)
-        verdict = judge_layer((device_self or host_self).median, issue_s, operators, machine)
-        calls = sum(samples.calls) / len(samples.calls)
+        verdict = judge_layer((device or host).median, issue_s, operators, machine)
+        shapes, memory = self.shapes.get(call, NO_SHAPES), (self.memory or {}).get(call)
         cpu_s, undisturbed_s = self._computed(call), undisturbed_mean(samples.host_self_s, self.kept_waiting)
+        doubts = [_calls_vary(samples.calls)] if _varies(samples.calls) else []
+        doubts += [CONCURRENT, UNRUN_WORK] if is_concurrent else []
+        doubts += [VARYING] if shapes.varies else []
+        if self.device and call in self.device.unknown:
+            doubts.append(f"its device time is unknown: {self.device.unknown[call]}")
+        if cpu_s is not None:
+            doubts.append(WAITS.format(duration(cpu_s), duration(host.median)))
+        if undisturbed_s is not None:
+            means = duration(host.mean), duration(undisturbed_s)
+            doubts.append(WAS_DISTURBED.format(*means, len(self.kept_waiting), len(self.host.runs)))
         return LayerProfile(
             path=call.path,
             parent=_parent(call, self.tree),
@@ -229,31 +240,26 @@ class Findings:
             type=type(module).__name__,
             depth=_depth(call),
             order=order,
-            calls=calls,
-            host_self_s=host_self,
-            host_inclusive_s=host_inclusive,
-            device_self_s=device_self,
-            device_inclusive_s=summarize_runs(samples.device_inclusive_s) if samples.device_inclusive_s else None,
-            is_launch_bound=is_launch_bound(issue_s, device_self.median)
-            if device_self and issue_s is not None
-            else None,
+            calls=sum(samples.calls) / len(samples.calls),
+            **times,
+            is_launch_bound=is_launch_bound(issue_s, device.median) if device and issue_s is not None else None,
+            parameters=count_parameters(module),
+            storages=self._storages.of(module),
             flops_self=None if operators is None else float(sum(operator.flops for operator in operators)),
             bytes_self=None if operators is None else float(sum(operator.bytes for operator in operators)),
+            output_bytes=shapes.output_bytes,
+            activation_peak_bytes=memory.peak_above_bytes if memory else None,
+            memory_before_bytes=memory.before_bytes if memory else None,
+            memory_after_bytes=memory.after_bytes if memory else None,
+            input_shapes=shapes.inputs,
+            output_shapes=shapes.outputs,
             bound=verdict.bound,
             share_of_limit=verdict.share_of_limit,
             gain_at_limit_s=verdict.gain_at_limit_s,
-            doubts=(
-                *([_calls_vary(samples.calls)] if varies else []),
-                *self._doubts(call, is_concurrent),
-                *([] if cpu_s is None else [WAITS.format(duration(cpu_s), duration(host_self.median))]),
-                *([] if undisturbed_s is None else [self._disturbed(host_self.mean, undisturbed_s)]),
-                *verdict.doubts,
-            ),
+            doubts=(*doubts, *verdict.doubts),
             cpu_self_s=cpu_s,
             undisturbed_self_s=undisturbed_s,
             is_concurrent=is_concurrent,
-            **self._held(module),
-            **self._seen(call),
         )
 
     def _computed(self, call: Call) -> float | None:
@@ -261,49 +267,21 @@ class Findings:
         runs = [run[call] for run in self.host.cpu_runs if call in run]
         if not runs:
             return None
-        wall_s, cpu_s = (median(each) / 1e9 for each in zip(*runs, strict=True))
+        wall_s, cpu_s = (median(ns) / 1e9 for ns in zip(*runs, strict=True))
         return cpu_s if clearly_less(wall_s, cpu_s) else None
-
-    def _disturbed(self, mean_s: float, undisturbed_s: float) -> str:
-        runs = len(self.host.runs)
-        return WAS_DISTURBED.format(duration(mean_s), duration(undisturbed_s), len(self.kept_waiting), runs)
-
-    def _held(self, module: nn.Module) -> dict[str, Any]:
-        return {"parameters": count_parameters(module), "storages": self._storages.of(module)}
-
-    def _seen(self, call: Call) -> dict[str, Any]:
-        """Return the fields on shapes and memory."""
-        shapes, memory = self.shapes.get(call), (self.memory or {}).get(call)
-        return {
-            "output_bytes": shapes.output_bytes if shapes else None,
-            "input_shapes": shapes.inputs if shapes else (),
-            "output_shapes": shapes.outputs if shapes else (),
-            "activation_peak_bytes": memory.peak_above_bytes if memory else None,
-            "memory_before_bytes": memory.before_bytes if memory else None,
-            "memory_after_bytes": memory.after_bytes if memory else None,
-        }
-
-    def _doubts(self, call: Call, is_concurrent: bool) -> list[str]:
-        doubts = [CONCURRENT, UNRUN_WORK] if is_concurrent else []
-        shapes, device = self.shapes.get(call), self.device
-        if shapes and shapes.varies:
-            doubts.append(VARYING)
-        if device and call in device.unknown:
-            doubts.append(f"its device time is not known: {device.unknown[call]}")
-        return doubts
 
     def _never_called(self, called: Sequence[LayerProfile]) -> list[LayerProfile]:
         layers: list[LayerProfile] = []
         indices = {call.index for call in self._calls}
         paths = {layer.path: layer for layer in called}
-        for index, module in enumerate(self.subject.targets.modules):
+        for index, module in enumerate(self.profiled.targets.modules):
             storages = self._storages.of(module)
             if index in indices or (_is_container(module) and not storages):
                 continue
-            name = self.subject.targets.names[index][0]
+            name = self.profiled.targets.names[index][0]
             parent = paths[_nearest(name, paths)]
             path = name if name not in paths else f"{name} (never called)"
-            reason = self.subject.targets.opaque.get(index)
+            reason = self.profiled.targets.opaque.get(index)
             layer = LayerProfile(
                 path=path,
                 parent=parent.path,
@@ -313,7 +291,8 @@ class Findings:
                 order=len(called) + len(layers),
                 calls=0.0,
                 doubts=(reason,) if reason else (),
-                **self._held(module),
+                parameters=count_parameters(module),
+                storages=storages,
             )
             paths[path] = layer
             layers.append(layer)
@@ -331,9 +310,9 @@ def _varies(calls: Sequence[int]) -> bool:
 
 def _calls_vary(calls: Sequence[int]) -> str:
     if min(calls):
-        return f"it was called {min(calls)} to {max(calls)} times a run; its work is not known, its time is the mean"
+        return f"it was called {min(calls)} to {max(calls)} times a run; its work is unknown, its time is the mean"
     runs = sum(number > 0 for number in calls)
-    return f"it was called in {runs} of {len(calls)} runs; its work is not known, its time is the mean over all of them"
+    return f"it was called in {runs} of {len(calls)} runs; its work is unknown, its time is the mean over all of them"
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -382,21 +361,21 @@ class Storages:
             *model.named_parameters(remove_duplicate=False),
             *model.named_buffers(remove_duplicate=False),
         ):
-            self._keys.setdefault(_place(tensor), name)
+            self._keys.setdefault(_memory_key(tensor), name)
 
     def of(self, module: nn.Module) -> tuple[Storage, ...]:
         """Return the storages of the module's own parameters and buffers, each once."""
         own: list[torch.Tensor] = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         storages: dict[object, Storage] = {}
         for tensor in own:
-            place, size = _place(tensor), tensor.numel() * tensor.element_size()
-            storages.setdefault(place, Storage(self._keys[place], size, isinstance(tensor, nn.Parameter)))
+            memory, size = _memory_key(tensor), tensor.numel() * tensor.element_size()
+            storages.setdefault(memory, Storage(self._keys[memory], size, isinstance(tensor, nn.Parameter)))
         return tuple(storages.values())
 
 
 def count_parameters(module: nn.Module) -> int:
     """Return the number of parameters of the module and everything inside, tied ones once."""
-    return sum({_place(tensor): tensor.numel() for tensor in module.parameters()}.values())
+    return sum({_memory_key(tensor): tensor.numel() for tensor in module.parameters()}.values())
 
 
 def dtype_of(model: nn.Module) -> str:
@@ -413,7 +392,7 @@ def devices_of(module: nn.Module) -> set[torch.device]:
     return {tensor.device for tensor in (*module.parameters(), *module.buffers())}
 
 
-def _place(tensor: torch.Tensor) -> object:
+def _memory_key(tensor: torch.Tensor) -> object:
     """Return an identifier of a tensor's memory; views that start elsewhere in one storage have their own."""
     try:
         address = tensor.data_ptr()
@@ -424,11 +403,11 @@ def _place(tensor: torch.Tensor) -> object:
 
 LEAST_RUNS = 5  # of each kind, however long they take
 TRAINING = (
-    "training: modules are in training mode, so dropout is active and running statistics change, if there are any; "
-    "call model.eval() to profile inference"
+    "training: the model is in training mode, where dropout is active and running statistics change; call "
+    "model.eval() to profile inference"
 )
-NO_DEVICE = "on a CPU the times of the host are all there are"
-FULL_QUEUE = "a run of {} operators may be more than the queue of the device holds"
+NO_DEVICE = "a CPU has host times only"
+FULL_QUEUE = "a run of {} operators may be more than the launch queue of the device holds"
 NO_LIMITS = "the limits of this machine were not given (boundby.machine.ceilings measures them)"
 DEVICE_FIELDS = ("device_self_s", "device_inclusive_s", "is_launch_bound")
 MEMORY_FIELDS = ("activation_peak_bytes", "memory_before_bytes", "memory_after_bytes")
@@ -437,14 +416,18 @@ VERDICT_FIELDS = ("bound", "share_of_limit", "gain_at_limit_s")
 
 
 def measure(
-    subject: Subject, num_runs: int, instruments: Instruments, limits: Limits | None, max_seconds: float = math.inf
+    profiled: ProfiledModel,
+    num_runs: int,
+    instruments: Instruments,
+    limits: Limits | None,
+    max_seconds: float = math.inf,
 ) -> Report:
     """Return the report on `num_runs` runs of each kind, or on as many as fit into `max_seconds` with all passes.
 
     Raises ChangedProgramError; an error of the model passes through.
     """
     began_s = instruments.seconds()
-    run, targets = subject.run, subject.targets
+    run, targets = profiled.run, profiled.targets
     tree = CallTree(targets.names)
     program = see_program(run)
     until_s = began_s + max_seconds - (instruments.seconds() - began_s)  # it is seen once more, after the timing
@@ -455,31 +438,31 @@ def measure(
     watch = instruments.watch().start()
     cost_ns = instruments.probe_cost_ns(instruments.now)
     launches = sum(program.calls.values())
-    host, device = _time(subject, tree, num_runs, instruments, until_s, launches)
+    host, device = _time(profiled, tree, num_runs, instruments, until_s, launches)
     cost_ns = min(cost_ns, instruments.probe_cost_ns(instruments.now))  # of both, that which was disturbed less
     disturbances = watch.stop().disturbances(1 if instruments.marks else torch.get_num_threads())
     doubts = [*(changes or drift(program, see_program(run))), *targets.opaque_reasons]
     doubts += [f"disturbed: {'; '.join(disturbance.text for disturbance in disturbances)}"] if disturbances else []
     if len(host.runs) < num_runs:
         doubts.append(f"runs: {len(host.runs)} of {num_runs} fitted into {max_seconds:g} s")
-    found = (host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), launches, cache_bytes)
-    return _report(Findings(subject, tree, *found), doubts)
+    passes = (host, cost_ns, device, memory, shapes, work, limits, bool(disturbances), launches, cache_bytes)
+    return _report(Findings(profiled, tree, *passes), doubts)
 
 
 def _time(
-    subject: Subject, tree: CallTree, num_runs: int, instruments: Instruments, until_s: float, launches: int
+    profiled: ProfiledModel, tree: CallTree, num_runs: int, instruments: Instruments, until_s: float, launches: int
 ) -> tuple[HostTimes, DeviceTimes | None]:
     """Return the times of up to `num_runs` rounds: a run without probes, one with them, and one on the device.
 
     After the least rounds none begins that would end after `until_s` if it took as long as the one before. A run of
     more `launches` and marks than the queue of the device holds goes there in chunks.
     """
-    given = subject.run, tree, subject.targets, instruments.now, instruments.synchronize
+    given = profiled.run, tree, profiled.targets, instruments.now, instruments.synchronize
     host = HostTimes(*given, cpu=instruments.cpu)
     device: DeviceTimes | None = None
     if instruments.marks:
-        places = {index: devices_of(module) for index, module in enumerate(subject.targets.modules)}
-        device = DeviceTimes(*given, instruments.marks, spanning(tree, places, subject.device))
+        devices_by_module = {index: devices_of(module) for index, module in enumerate(profiled.targets.modules)}
+        device = DeviceTimes(*given, instruments.marks, spanning(tree, devices_by_module, profiled.device))
     for number in range(1, num_runs + 1):
         began_s = instruments.seconds()
         host.add_pair()
@@ -495,7 +478,7 @@ def _time(
 
 
 def _report(findings: Findings, doubts: Sequence[str]) -> Report:
-    subject, host = findings.subject, findings.host
+    profiled, host = findings.profiled, findings.host
     num_runs = len(host.runs)
     reference_s = summarize_runs([ns / 1e9 for ns in host.reference_ns])
     instrumented_s = summarize_runs([ns / 1e9 for ns in host.instrumented_ns])
@@ -504,20 +487,20 @@ def _report(findings: Findings, doubts: Sequence[str]) -> Report:
     overhead = instrumented_s.mean / reference_s.mean - 1 if vary else host.overhead
     versions = {name: version for name, version in environment.versions().items() if version is not None}
     profile = ModelProfile(
-        profile_name=subject.profile_name,
-        model_name=subject.model_name,
-        device=str(subject.device),
-        device_name=str(devices.describe(subject.device).get("name") or environment.machine()["cpu"]),
-        dtype=dtype_of(subject.model),
+        profile_name=profiled.profile_name,
+        model_name=profiled.model_name,
+        device=str(profiled.device),
+        device_name=str(devices.describe(profiled.device).get("name") or environment.machine()["cpu"]),
+        dtype=dtype_of(profiled.model),
         num_runs=num_runs,
         reference_s=reference_s,
         instrumented_s=instrumented_s,
-        hook_cost_s=findings.cost_ns / 1e9,
+        probe_cost_s=findings.cost_ns / 1e9,
         module_calls=sum(times.calls for run in host.runs for times in run.values()) / num_runs,
         coverage=coverage,
         layers=layers,
         reasons=_reasons(findings, num_runs),
-        doubts=(*doubts, *trust_doubts(coverage, overhead, num_runs), *_doubts(findings, layers)),
+        doubts=(*doubts, *trust_doubts(coverage, overhead, num_runs), *_profile_doubts(findings, layers)),
         environment={**versions, **environment.settings(), "threads": str(torch.get_num_threads())},
         limits=findings.limits,
         paired_overhead=overhead,
@@ -526,28 +509,26 @@ def _report(findings: Findings, doubts: Sequence[str]) -> Report:
     return Report(profile, findings.samples)
 
 
-def _doubts(findings: Findings, layers: Sequence[LayerProfile]) -> list[str]:
-    doubts = [TRAINING] if any(module.training for module in findings.subject.model.modules()) else []
-    varying = sum(_varies(each.calls) for each in findings.samples.values())
+def _profile_doubts(findings: Findings, layers: Sequence[LayerProfile]) -> list[str]:
+    doubts = [TRAINING] if any(module.training for module in findings.profiled.model.modules()) else []
+    varying = sum(_varies(sample.calls) for sample in findings.samples.values())
     if varying:
-        doubts.append(f"calls: {varying} layers are not called alike in every run; times and ranks are means over runs")
+        doubts.append(
+            f"calls: {varying} layers are called differently from run to run; times and ranks are means over runs"
+        )
     if waiting := [layer.path for layer in layers if layer.cpu_self_s is not None]:
-        doubts.append(f"waits: {_named(waiting)} did not compute for part of the time; the summary says for how much")
+        doubts.append(f"waits: {_named(waiting)} waited for part of the time; the summary says how long")
     if disturbed := [layer.path for layer in layers if layer.undisturbed_self_s is not None]:
-        doubts.append(f"disturbed: some runs were kept waiting; the means of {_named(disturbed)} are longer for it")
+        doubts.append(f"disturbed: some runs had to wait, which made the means of {_named(disturbed)} longer")
     concurrent = sum(layer.is_concurrent for layer in layers)
     if concurrent:
-        doubts.append(
-            f"threads: {concurrent} layers were called from other threads; no other layer's time holds theirs"
-        )
+        doubts.append(f"threads: {concurrent} layers were called from other threads; their time is in no other layer's")
     if findings.is_queue_full:
-        doubts.append(
-            f"host: {FULL_QUEUE.format(findings.launches)}, so the layers' times of the host hold waiting for it"
-        )
+        doubts.append(f"host: {FULL_QUEUE.format(findings.launches)}, so the layers' host times include waiting for it")
     if findings.device and findings.device.late_runs:
         doubts.append(
             f"device: in {findings.device.late_runs} of {len(findings.device.runs)} runs it waited for the host, so "
-            "device times hold waiting"
+            "device times include waiting"
         )
     return doubts
 

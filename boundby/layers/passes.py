@@ -1,6 +1,6 @@
 """What is seen of the layers beside their times: the program, shapes, memory and work, each in runs of its own.
 
-By the names of its operators one program is told from another. What they are given tells more: a cache that grows,
+The names of its operators tell one program from another. Their inputs tell more: a cache that grows,
 which no layer shows, leaves the names as they are.
 """
 
@@ -121,7 +121,7 @@ class CallShapes:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    output_bytes: int
+    output_bytes: int | None  # None where no call was seen
     varies: bool
 
 
@@ -144,7 +144,7 @@ def see_shapes(run: Run, tree: CallTree, targets: Targets) -> tuple[dict[Call, C
             shapes[call] = CallShapes(inputs, outputs, moved, varies=False)
         else:
             varies = first.varies or (first.inputs, first.outputs) != (inputs, outputs)
-            shapes[call] = dataclasses.replace(first, output_bytes=first.output_bytes + moved, varies=varies)
+            shapes[call] = dataclasses.replace(first, output_bytes=(first.output_bytes or 0) + moved, varies=varies)
     return shapes, cache_bytes
 
 

@@ -1,13 +1,12 @@
 """Probes on the forward of every module, the notes they leave, and the tree of calls that is made of these.
 
-A probe stands in for `module.forward`, where torch looks it up at every call. Hooks that note the same send every call
-through the slow half of `Module.__call__` (amid small layers 5.9 us a call against 1.8), make fused paths such as that
-of `nn.TransformerEncoderLayer` fall back to other operators, miss a direct call of `forward`, and are not told of a
-KeyboardInterrupt. No hook of the user is touched; what it takes counts to the caller.
+A probe replaces `module.forward`, where torch looks it up at every call. Hooks that note the same send every call
+through the slow half of `Module.__call__` (amid small layers 5.9 us a call against 1.8), make fused paths fall back to
+other operators, miss a direct call of `forward`, and do not see a KeyboardInterrupt. Hooks of the user stay.
 
-What is done during a call stays small: three notes are added to the list of its thread. Where a thread stands, and
-which call path a note belongs to, follows from that list alone. The self time of a path is its time less that of its
-callees, so the sum of all self times is the root's inclusive time, exactly.
+A probe adds three notes to the list of its thread. Where a thread stands, and which call path a note belongs to,
+follows from that list alone. The self time of a path is its time less that of its callees, so the sum of all self
+times is the root's inclusive time, exactly.
 """
 
 import copy

@@ -1,11 +1,11 @@
 """Which layers matter: by their own work, and as blocks that do not overlap. Loads no torch.
 
-Blocks are an antichain of call paths that, with the rows "(self)" of the paths above them, make up the whole time of
-the root. The root is opened, and every path that has a repeated layer below it, down to the first repeated layer that
-runs operators of its own: `transformer.h.11` adds a residual and is a block, a stage that only calls its layers in
-turn is opened. A layer is repeated where a numbered container holds several of its class, its own container or one
-whose name differs in numbers alone, or where it has layers inside, none of which is such a member, and is called
-several times: an ALBERT layer is, and a decoder that is called for every new token is opened.
+Blocks are call paths of which none is inside another and which, with the rows "(self)" of the paths above them, make
+up the whole time of the root. Every path with a repeated layer below is opened, down to the first repeated layer that
+runs operators of its own: `transformer.h.11` adds a residual and is a block, a stage that only calls its layers in turn
+is opened. A layer is repeated where numbered containers hold several of its class (containers whose names differ in
+numbers alone count as one), or where it is called several times and holds no such member: an ALBERT layer is, and a
+decoder that is called for every new token is opened.
 """
 
 from collections import Counter, defaultdict
@@ -60,7 +60,7 @@ def blocks(profile: ModelProfile) -> tuple[Ranked, ...]:
             inside[layer.parent].append(layer)
     below = {layer.path: _below(layer, inside) for layer in layers}
     held = Counter((layer.type, name.rpartition(".")[0]) for name, layer in _numbered(layers).items())
-    groups = {_pattern(*place) for place, count in held.items() if count > 1}
+    groups = {_pattern(*kind) for kind, count in held.items() if count > 1}
     members = {
         layer.path
         for layer in layers

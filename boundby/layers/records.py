@@ -27,7 +27,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
     """One module as it was called from one place: `path` is the chain of calls, not only the name of the module.
 
     Of a module that is called several times from one place, times are the sum over the calls of one run. Times are
-    corrected for the cost of the hooks; `self` leaves the layers inside out, `inclusive` does not. Device times are
+    corrected for the cost of the probes; `self` leaves the layers inside out, `inclusive` does not. Device times are
     None where there is no device or the module spans several.
     """
 
@@ -90,8 +90,8 @@ class ModelProfile(msgspec.Struct, frozen=True):
     dtype: str
     num_runs: int
     reference_s: Summary  # un-instrumented, end to end
-    instrumented_s: Summary  # end to end, with the hooks of the time pass
-    hook_cost_s: float  # per module call, calibrated on this machine
+    instrumented_s: Summary  # end to end, with the probes of the time pass
+    probe_cost_s: float  # per module call, calibrated on this machine
     module_calls: float  # per run
     coverage: Coverage
     layers: tuple[LayerProfile, ...]  # the root first

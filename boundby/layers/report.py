@@ -59,14 +59,14 @@ class Report:
 
 def passes_text(profile: ModelProfile) -> str:
     """Return what reading the prompt and adding tokens take where a text was generated, else nothing."""
-    told = []
+    texts = []
     for layer in profile.passes:
         spent = layer.inclusive_s
         if spent and layer.calls:
-            each = f" of {1e3 * spent.median / layer.calls:.2f} ms" if layer.calls > 1 else ""
+            per_pass = f" of {1e3 * spent.median / layer.calls:.2f} ms" if layer.calls > 1 else ""
             passes = "1 pass" if layer.calls == 1 else f"{layer.calls:g} passes"
-            told.append(f"{layer.name}: {1e3 * spent.median:.2f} ms, {passes}{each}")
-    return "; ".join(told)
+            texts.append(f"{layer.name}: {1e3 * spent.median:.2f} ms, {passes}{per_pass}")
+    return "; ".join(texts)
 
 
 def _row(layer: LayerProfile, samples: LayerSamples, run: int) -> dict[str, Any]:

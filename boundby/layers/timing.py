@@ -1,15 +1,14 @@
-"""The time passes: runs with a probe on every forward, on the host in turn with runs without, and on the device.
+"""The time runs: with a probe on every forward, on the host in turn with runs without, and on the device.
 
 Every run with probes has one without beside it. On a busy machine (two shared cores, 50 runs of a MiniLM classifier)
 the median of the ratios within pairs varied by 0.4 %, the ratio of the two medians by 2.6 %.
 
-The device is held back while the host issues a run, so that it never waits for the host and its time is its own;
-whether the host is the slower of the two is told by the host's times, from runs of their own. A run that its queue does
-not hold is issued in chunks that begin where a layer does; what lies between two chunks is in no layer's time. Marks in
-the device's queue are reused, and the host waits for the device once per chunk.
+The device is held back while the host issues a run, so its time holds no waiting for the host; which of the two is
+slower the host's own runs say. A run that the queue does not hold is issued in chunks that begin where a layer does;
+what lies between two chunks is in no layer's time. Marks in the queue are reused.
 
-The clock of a CPU counts while a thread computes, so what it lacks beside the wall clock was spent waiting: for a disk,
-a lock, or the core. It is read around every run, and around every layer in a few runs of their own.
+The clock of a CPU counts while a thread computes: what it lacks beside the wall clock was spent waiting, for a disk, a
+lock, or the core. It is read around every run, and around every layer in a few runs of their own.
 """
 
 import itertools

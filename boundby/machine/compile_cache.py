@@ -45,10 +45,8 @@ def compile_obstacle(device: torch.device) -> str | None:
 def use_private_cache() -> Path:
     """Have torch and Triton keep what they compile in a private folder, in this process and its children; return it.
 
-    It is the one that TORCHINDUCTOR_CACHE_DIR names, made if it is missing; else one in the cache folder of the user;
-    else a new one that is removed when the process ends. One is passed over, with a warning, if it is a link or
-    somebody else's, if others may use it, or if they could put another in its place. The same holds for what
-    TRITON_CACHE_DIR names. The variables are set, so later compilations of the program use the folder too.
+    The folder is TORCHINDUCTOR_CACHE_DIR, else one in the user's cache, else a temporary one. A folder that is a link,
+    somebody else's, or open to others is passed over with a warning; so is TRITON_CACHE_DIR. The variables are set.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # here, since it loads torch's compiler
 

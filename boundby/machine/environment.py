@@ -92,7 +92,8 @@ ROUNDING_FAMILIES = (
 FAMILIES = (*ROUNDING_FAMILIES, "KMP_", "GOMP_", "TORCHINDUCTOR_")
 ROUNDING = (*ROUNDING_VARIABLES, *ROUNDING_FAMILIES)
 INSTRUCTIONS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "sme", "bf16", "i8mm", "fphp")  # how their names begin
-# Ends of names that say where to, not how; the last two are set by scikit-learn wherever it is imported.
+# Ends of names that say where to, not how; scikit-learn sets KMP_DUPLICATE_LIB_OK and
+# KMP_INIT_AT_FORK wherever it is imported.
 OFF_THE_NUMBERS = ("_VERBOSE", "_LOG", "_DIR", "_PATH", "_FILE", "_LIB_OK", "_AT_FORK")
 
 

@@ -2,6 +2,7 @@ from .alternatives import Infeasible as Infeasible
 from .nodes import Link as Link
 from .nodes import Links as Links
 from .nodes import VirtualNode as VirtualNode
+from .nodes import check_names as check_names
 from .plan import Alternative as Alternative
 from .plan import Comparison as Comparison
 from .plan import Error as Error

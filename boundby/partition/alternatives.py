@@ -1,10 +1,9 @@
-"""What a plan is held against: splits by rules of thumb, and plans with better nodes and links, or with more memory.
+"""What a plan is compared with: splits by rules of thumb, and plans with better nodes and links, or with more memory.
 
-`baselines` are splits as others make them, without measured times. `equal` gives every node as many units as the
-others, `by memory` units in proportion to its memory (as exo does), and `greedy by bytes` fills one node after the
-other (as the device map of accelerate does: GPUs before CPUs, weights alone, room kept free on the first GPU and on a
-CPU for the largest unit still to come). `one node` is the whole model on the best one. `gains_of` plans again without
-each limit, and `shortfall` says why nothing fits, and the least memory that would change it.
+`baselines` are splits made without measured times: `equal` by number of units, `by memory` in proportion to the memory
+of nodes (as exo does), `greedy by bytes` one node after the other (as the device map of accelerate: GPUs before CPUs,
+weights alone, room kept free on the first GPU and on a CPU for the largest unit still to come), and each node alone.
+`gains_of` plans again without each limit, `shortfall` says why nothing fits and the least memory that would change it.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ import numpy as np
 from boundby.partition.costs import UNREACHABLE, Assignment, Costs, Piece
 from boundby.partition.nodes import VirtualNode
 from boundby.partition.plan import Gain
-from boundby.partition.solver import Objective, Solver, classes_of, least, value_of
+from boundby.partition.solver import Goal, Solver, classes_of, least
 from boundby.partition.units import Chain
 
 LEAST_GAIN = 1.02  # below, a change is not worth a word
@@ -34,9 +33,9 @@ class Infeasible(Exception):
         self.short_bytes, self.extra_bytes = short_bytes, extra_by_node[node]
         self.extra_by_node = extra_by_node
         super().__init__(
-            f"no split of the model fits into these nodes. The least that would help: {_gb(self.extra_bytes)} more on "
-            f"{node}, whose stage is then {_gb(short_bytes)} larger than what is free there; unit {unit} is the first "
-            "that does not fit. Add memory or a node, take a smaller dtype or fewer requests at a time"
+            f"no split of the model fits these nodes. The smallest fix is {_gb(self.extra_bytes)} more memory on "
+            f"{node}: its stage needs {_gb(short_bytes)} more than is free there, and unit {unit} is the first that "
+            "does not fit. Add memory or a node, use a smaller dtype, or keep fewer requests in flight"
         )
 
 
@@ -52,20 +51,20 @@ def baselines(
     memory = [node.memory_bytes for node in nodes]
     yield "split by memory", _pieces([count * size / sum(memory) for size in memory], count)
     yield "greedy by bytes", _greedy(nodes, chains, in_order)
-    for place, node in enumerate(nodes):
-        yield f"{node.name} alone", (Piece(place, 0, count),)
+    for index, node in enumerate(nodes):
+        yield f"{node.name} alone", (Piece(index, 0, count),)
 
 
 def _pieces(shares: Sequence[float], count: int) -> Assignment:
     """Return whole numbers of units in these proportions, the largest remainders rounded up; nodes may get none."""
     numbers = [int(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda place: numbers[place] - shares[place])
-    for place in by_remainder[: count - sum(numbers)]:
-        numbers[place] += 1
+    by_remainder = sorted(range(len(shares)), key=lambda node: numbers[node] - shares[node])
+    for node in by_remainder[: count - sum(numbers)]:
+        numbers[node] += 1
     pieces, first = [], 0
-    for place, number in enumerate(numbers):
+    for node, number in enumerate(numbers):
         if number:
-            pieces.append(Piece(place, first, first + number))
+            pieces.append(Piece(node, first, first + number))
             first += number
     return tuple(pieces)
 
@@ -73,56 +72,49 @@ def _pieces(shares: Sequence[float], count: int) -> Assignment:
 def _greedy(nodes: Sequence[VirtualNode], chains: Mapping[str, Chain], in_order: bool) -> Assignment | None:
     order = list(range(len(nodes)))
     if not in_order:
-        order.sort(key=lambda place: nodes[place].vram_gb is None)
-    first_gpu = next((place for place in order if nodes[place].vram_gb is not None), None)
+        order.sort(key=lambda index: nodes[index].vram_gb is None)
+    first_gpu = next((index for index in order if nodes[index].vram_gb is not None), None)
     pieces, first = [], 0
-    for place in order:
-        units = chains[nodes[place].name].units
+    for index in order:
+        units = chains[nodes[index].name].units
         sizes = [sum(storage.bytes for storage in unit.storages) for unit in units]
-        is_main = place == first_gpu or nodes[place].vram_gb is None
+        is_main = index == first_gpu or nodes[index].vram_gb is None
         end = first
         held: dict[str, int] = {}
         while end < len(units):
             held |= {storage.key: storage.bytes for storage in units[end].storages}
             kept_free = max(sizes[end + 1 :], default=0) if is_main else 0
-            if sum(held.values()) + kept_free > nodes[place].usable_bytes:
+            if sum(held.values()) + kept_free > nodes[index].usable_bytes:
                 break
             end += 1
         if end > first:
-            pieces.append(Piece(place, first, end))
+            pieces.append(Piece(index, first, end))
             first = end
     return tuple(pieces) if first == len(units) else None
 
 
-def limits_of(costs: Costs, assignment: Assignment, names: Sequence[str], objective: Objective) -> tuple[str, ...]:
+def limits_of(costs: Costs, assignment: Assignment, names: Sequence[str], goal: Goal) -> tuple[str, ...]:
     """Return what the objective is made of, the largest part first: stages and transfers with their shares."""
-    computing = [stage.alone_ps if objective == "latency" else stage.busy_ps for stage in costs.stages(assignment)]
+    is_latency = goal.objective == "latency"
+    computing = [stage.alone_ps if is_latency else stage.busy_ps for stage in costs.stages(assignment)]
     parts = [(ps, f"computing on {names[piece.node]}") for ps, piece in zip(computing, assignment, strict=True)]
     for source, target in zip(assignment, assignment[1:], strict=False):
         spent = int(costs.transfer_ps[source.node, target.node, target.first])
         parts.append((spent, f"the link from {names[source.node]} to {names[target.node]}"))
     value = costs.of(assignment)
-    whole, of_what = (value.latency_ps, "the latency") if objective == "latency" else (value.period_ps, "the period")
+    whole, of_what = (value.latency_ps, "the latency") if is_latency else (value.period_ps, "the period")
     parts.sort(key=lambda part: -part[0])
     return tuple(f"{text}, {100 * spent / whole if whole else 0:.0f} % of {of_what}" for spent, text in parts)
 
 
-def gains_of(
-    costs: Costs,
-    assignment: Assignment,
-    nodes: Sequence[VirtualNode],
-    objective: Objective,
-    requests: int,
-    *,
-    in_order: bool = False,
-) -> tuple[Gain, ...]:
+def gains_of(costs: Costs, assignment: Assignment, nodes: Sequence[VirtualNode], goal: Goal) -> tuple[Gain, ...]:
     """Return the changes that shorten the objective, the best first; of nodes that are alike one is named."""
-    before = value_of(objective, costs.of(assignment), requests)
+    before = goal.of(costs.of(assignment))
 
     def gain(changed: Costs) -> float:
-        same = value_of(objective, changed.of(assignment), requests)  # what this very assignment takes then
+        same = goal.of(changed.of(assignment))  # what this very assignment takes then
         worth = min(same, int(before / LEAST_GAIN) + 1)  # to look for no more than is worth a word is many times faster
-        after = least(changed, objective, requests, in_order=in_order, below=worth)
+        after = least(changed, goal, worth)
         after = same if after is None else after
         return before / after if after else 1.0
 
@@ -160,16 +152,16 @@ def _faster_links(costs: Costs, assignment: Assignment, nodes: Sequence[VirtualN
         yield change, dataclasses.replace(costs, transfer_ps=transfer)
 
 
-def shortfall(costs: Costs, chain: Chain, nodes: Sequence[VirtualNode], *, in_order: bool = False) -> Infeasible:
+def shortfall(costs: Costs, chain: Chain, nodes: Sequence[VirtualNode], in_order: bool = False) -> Infeasible:
     """Return what is missing for a split, given that none fits."""
     needs = [_least_on(costs, node, in_order) for node in range(len(nodes))]
-    extra = [nodes[place].extra_for(need) for place, (_, need) in enumerate(needs)]
-    place = min(range(len(nodes)), key=lambda node: (extra[node], node))
-    unit, need = needs[place]
+    extra = [nodes[index].extra_for(need) for index, (_, need) in enumerate(needs)]
+    cheapest = min(range(len(nodes)), key=lambda node: (extra[node], node))
+    unit, need = needs[cheapest]
     return Infeasible(
-        node=nodes[place].name,
+        node=nodes[cheapest].name,
         unit=chain.units[unit].name,
-        short_bytes=need - nodes[place].usable_bytes,
+        short_bytes=need - nodes[cheapest].usable_bytes,
         extra_by_node={node.name: more for node, more in zip(nodes, extra, strict=True)},
     )
 
@@ -193,7 +185,7 @@ def _least_on(costs: Costs, node: int, in_order: bool) -> tuple[int, int]:
         usable_bytes=usable,
         transfer_ps=np.zeros_like(costs.transfer_ps),
     )
-    fastest = Solver(asked, in_order=in_order).fastest()
+    fastest = Solver(asked, in_order).fastest()
     assert fastest is not None, "with enough memory one node holds the whole model"
     piece = next(piece for piece in fastest.assignment if piece.node == node)
     needs = costs.memory_bytes[node, piece.first + 1 : piece.end + 1, piece.first]

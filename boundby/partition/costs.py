@@ -2,17 +2,13 @@
 
 A stage is a range of units [first, end) on one node. It needs
     unique parameters and buffers + KV cache + the largest activation peak + inputs in flight  <=  usable memory,
-where a tied weight counts once in a stage and again in every other stage that uses it. Times are picoseconds.
+where a tied weight counts once in each stage that uses it. Times are picoseconds.
 
-`compute_ps` is a stage while no other computes, which is what one request meets; `busy_ps` is a stage while the other
-nodes of its machine compute too, which is what many requests meet: the latency is made of the first, the period of the
-second. The factor between them, the contention of the node, is the same for all units and numbers of neighbours. It is
-measured with all of these at work all the time, so the period is an upper bound: where a stage waits for the longest
-one, that one has the machine to itself meanwhile. And m requests are taken to meet the latency once, as they fill and
-drain the pipeline, and the period m - 1 times. Both keep the cost of a stage to its node and units, so that an optimum
-can be found exactly; `simulation` has neither simplification.
-
-A link carries one request while its nodes compute on others, and its queue is not limited.
+`compute_ps` is a stage while no other computes, `busy_ps` while the other nodes of its machine compute too; their
+ratio, the contention of the node, is the same for all units. Latency is made of the first, the period of the second.
+The period is an upper bound: where a stage waits, the others have the machine to themselves. m requests are taken to
+meet the latency once and the period m - 1 times. So a stage costs what its node and units cost, and an optimum can be
+found exactly; `simulation` has neither simplification.
 """
 
 import dataclasses
@@ -189,12 +185,12 @@ def memory_table(chain: Chain, inputs_in_flight: int) -> Integers:
     count = len(chain.units)
     table = np.zeros((count + 1, count + 1), dtype=np.int64)
     last_user: dict[str, int] = {}
-    for place, unit in enumerate(chain.units):
+    for index, unit in enumerate(chain.units):
         for storage in unit.storages:  # new to every stage that begins behind the unit that used it before
             begin = last_user.get(storage.key, -1) + 1
-            table[place + 1, begin : place + 1] += storage.bytes
-            last_user[storage.key] = place
-        table[place + 1, : place + 1] += unit.kv_cache_bytes
+            table[index + 1, begin : index + 1] += storage.bytes
+            last_user[storage.key] = index
+        table[index + 1, : index + 1] += unit.kv_cache_bytes
     table = np.cumsum(table, axis=0)
     peaks = np.zeros_like(table)
     for end in range(1, count + 1):

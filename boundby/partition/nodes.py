@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 GB = 10**9
 MOST_CONTENTION = 1000.0  # what is slowed down more was not measured
-SLOWER = f"a factor from 1 to {MOST_CONTENTION:g}: it computes so many times as long while the others do"
+SLOWER = f"a factor from 1 to {MOST_CONTENTION:g}: how many times as long it computes while its neighbours compute"
 SHARED = "give machine, the same name for all nodes that slow one another down"
 NOT_MEASURED = (
-    "{} are on one machine ({}), and how much they slow one another down was not measured: in a busy pipeline they "
-    "are taken to be as fast as alone"
+    "{} share a machine ({}), and their contention was not measured: the plan assumes that each computes as fast as "
+    "alone"
 )
 OTHERS_TOO = (
-    "the contention of {} was measured with all {} nodes of {} at work, of which this plan uses {}: list the nodes "
-    "alone that it may use"
+    "the contention of {} was measured with all {} nodes of {} busy, and this plan uses {}: list only the nodes that "
+    "it may use"
 )
 HEADROOM = 0.1  # of the memory: allocators round up and fragment; an assumption, not a measurement
 
@@ -28,9 +28,8 @@ class VirtualNode:
     (a CUDA context, cuBLAS workspaces), `headroom` the share of the memory that stays free. `speed` makes the times of
     the profile in use shorter by this factor, and turns them from measured into assumed ones.
 
-    `machine` names the machine that it is on; without it there is no other node on that. `contention` is how many times
-    as long it computes while all other nodes of its machine compute too: the `slowdown` of a run (`running`).
-    Where it is not known (None), no throughput is claimed of plans that use several nodes of the machine.
+    `machine` names the machine that it is on, without it one of its own. `contention` is how many times as long it
+    computes while all other nodes of its machine do: the `slowdown` of a run. Unknown (None): no throughput.
     """
 
     name: str
@@ -53,7 +52,7 @@ class VirtualNode:
             raise ValueError(
                 f"node {self.name!r} is a {self.kind}: give {wanted}, here {' and '.join(given) or 'none'}"
             )
-        speed, contention = (1.0 if each is None else each for each in (self.speed, self.contention))
+        speed, contention = (1.0 if factor is None else factor for factor in (self.speed, self.contention))
         for key, is_sound, wanted in (
             (given[0], 0 < getattr(self, given[0]) < math.inf, "a size above 0"),
             ("reserve_gb", 0 <= self.reserve_gb < math.inf, "a size of 0 or more"),
@@ -133,6 +132,19 @@ class Links:
     def between(self, source: str, target: str) -> Link:
         """Return the link that tensors take from node `source` to node `target`."""
         return self.pairs.get((source, target)) or self.pairs.get((target, source)) or self.default
+
+
+def check_names(nodes: Sequence[VirtualNode], links: Links) -> None:
+    """Raise ValueError where two nodes have one name, or a link is not between two of them."""
+    names = [node.name for node in nodes]
+    if len(set(names)) < len(names):
+        raise ValueError(f"node {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    for source, target in links.pairs:
+        unknown = [name for name in (source, target) if name not in names]
+        if unknown:
+            raise ValueError(f"the link {source} - {target} names {unknown[0]!r}; the nodes are {', '.join(names)}")
+        if source == target:
+            raise ValueError(f"a link leads from {source!r} to itself")
 
 
 def unknown_contention(used: Sequence[VirtualNode], available: Sequence[VirtualNode]) -> Iterator[str]:

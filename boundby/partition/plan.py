@@ -13,9 +13,9 @@ from boundby.partition.nodes import Link
 from boundby.partition.solver import MEANING, Objective
 from boundby.timing import Summary
 
-ORDER_ONLY = "the times are assumed: they may order plans, and no throughput is claimed from them"
+ORDER_ONLY = "the times are assumed: use them to rank plans; no throughput is claimed"
 TOGETHER_ASSUMED = (
-    "what nodes of one machine take while all of them compute is assumed: no throughput is claimed from it"
+    "how much the nodes of one machine slow one another down is assumed, not measured: no throughput is claimed"
 )
 
 
@@ -91,10 +91,10 @@ class PartitionPlan(msgspec.Struct, frozen=True):
     requests_per_s: float | None
     requests_per_s_reason: str | None
     limits: tuple[str, ...]  # the strongest first
-    gains: tuple[Gain, ...]
-    alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...]
     doubts: tuple[str, ...]
+    gains: tuple[Gain, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     batch_size: int | None = None  # that memory and transfers are of; None where it is not known
     largest_batch: int | None = None
 
@@ -114,14 +114,16 @@ class PartitionPlan(msgspec.Struct, frozen=True):
     def _lines(self) -> Iterator[str]:
         stages = "1 stage" if len(self.stages) == 1 else f"{len(self.stages)} stages"
         yield f"PartitionPlan: {stages}, {self.meaning}: {1e3 * self.value_s:.3f} ms ({self.value_basis})"
-        for place, stage in enumerate(self.stages):
-            places = f"units {stage.first_unit} to {stage.end_unit - 1}"
+        for index, stage in enumerate(self.stages):
+            busy = f"; {1e3 * stage.busy_compute_s:.3f} ms while others on {stage.machine} compute"
+            busy = busy if stage.busy_compute_s > stage.compute_s else ""
+            span_of_units = f"units {stage.first_unit} to {stage.end_unit - 1}"
             yield (
-                f"  {stage.node} ({stage.kind}): {places}, {span(stage.units)}: "
-                f"{1e3 * stage.compute_s:.3f} ms ({stage.basis}{_busy(stage)}), "
+                f"  {stage.node} ({stage.kind}): {span_of_units}, {span(stage.units)}: "
+                f"{1e3 * stage.compute_s:.3f} ms ({stage.basis}{busy}), "
                 f"{stage.memory_bytes.total / 1e6:,.1f} of {stage.usable_bytes / 1e6:,.1f} MB"
             )
-            for transfer in self.transfers[place : place + 1]:
+            for transfer in self.transfers[index : index + 1]:
                 yield (
                     f"    -> {transfer.target}: {transfer.size_bytes / 1e6:,.3f} MB, {1e3 * transfer.seconds:.3f} ms "
                     f"({transfer.basis})"
@@ -129,12 +131,6 @@ class PartitionPlan(msgspec.Struct, frozen=True):
         yield f"  limited by: {self.limits[0]}"
         yield from (f"  note: {note}" for note in self.notes)
         yield from (f"  doubt: {doubt}" for doubt in self.doubts)
-
-
-def _busy(stage: Stage) -> str:
-    if stage.busy_compute_s == stage.compute_s:
-        return ""
-    return f"; {1e3 * stage.busy_compute_s:.3f} ms while others on {stage.machine} compute"
 
 
 def no_throughput(basis: Basis, period_basis: Basis, period_s: float) -> str | None:
@@ -202,7 +198,7 @@ class Measured:
     The latency begins when the first stage computes and ends when the last one has; `last_finish_s` is that of the
     last of many. `period` is the time between two finishes once every stage is at work; None for too few requests.
     `difference` is the largest one between the outputs of the stages and those of the whole model, and `tolerance` what
-    their number format and size allow.
+    their dtype and size allow.
     """
 
     stages: tuple[StageTimes, ...]

@@ -9,7 +9,7 @@ import msgspec
 from boundby.layers import ModelProfile, Report
 from boundby.partition.alternatives import baselines, gains_of, limits_of, shortfall
 from boundby.partition.costs import PS, Assignment, Basis, Costs, Piece, costs_of, stage_memory
-from boundby.partition.nodes import Link, Links, VirtualNode, unknown_contention
+from boundby.partition.nodes import Link, Links, VirtualNode, check_names, unknown_contention
 from boundby.partition.plan import (
     ORDER_ONLY,
     TOGETHER_ASSUMED,
@@ -20,29 +20,27 @@ from boundby.partition.plan import (
     largest_batch,
     no_throughput,
 )
-from boundby.partition.solver import MEANING, Objective, optimum, value_of
+from boundby.partition.solver import MEANING, Goal, Objective, optimum
 from boundby.partition.units import Chain, units_of
 
 ONE_NODE = (
-    "for a single request one node is best here: its stages would only wait for one another, so more nodes help by "
-    "their memory alone"
+    "one node is fastest for a single request: stages on several nodes would only wait for one another. More nodes "
+    "help only with their memory"
 )
-ENDS = "bringing a request to the first stage, and the result of the last one back, is not counted"
-OVERLAP = "a link carries one request while nodes compute on others; its queue is taken to be long enough"
+ENDS = "sending a request to the first stage and the result back from the last one is not counted"
+OVERLAP = "links transfer while nodes compute, and their queues are assumed to be long enough"
 CONTENTION = (
-    "nodes of one machine slow one another down: the latency of one request is of times alone, the period of times "
-    "while all of them compute. It is the longest there can be: who waits slows nobody down"
+    "nodes of one machine slow one another down. The latency of one request is made of times alone, the period of "
+    "times while all of them compute. The period is an upper bound: a stage that waits slows nobody down"
 )
 
 
 class ExecutionPlanner:
-    """Plans with the times and sizes of `metrics`: one profile or chain of units, or one for each kind of node.
+    """Plans with the times and sizes of `metrics`: a profile, report or chain of units, or one for each kind of node.
 
-    A profile is a `ModelProfile`, or the `Report` that an engine returns. A single one is of kind "cpu" or "gpu" by its
-    device, unless `kind` says otherwise; for a single `Chain` `kind` is needed. A node whose kind has no profile is
-    planned with the first one, and its times are called assumed; so are those of a profile that is not representative.
-    `kv_cache_bytes`, `extra_live_bytes`, `kv_cache_tokens` and `batch_size` are those of `units_of`; `inputs_in_flight`
-    are the requests for which a stage holds the input at the same time.
+    A single profile is of kind "cpu" or "gpu" by its device unless `kind` says otherwise; a `Chain` needs `kind`. Nodes
+    whose kind has no profile are planned with the first one, and their times are assumed, as those of a profile that is
+    not representative. A stage holds the inputs of `inputs_in_flight` requests; other arguments are as in `units_of`.
     """
 
     def __init__(  # noqa: PLR0913  (times, and what only the caller knows of the work)
@@ -87,19 +85,18 @@ class ExecutionPlanner:
     ) -> PartitionPlan:
         """Return the best plan for an objective: "latency", "throughput", or "requests" with their number.
 
-        `links` is one for all pairs of nodes, or those of each pair. `in_order` keeps the order of
-        `available_nodes`; any may be left out. Raises Infeasible where no split fits, ValueError for what cannot be
-        planned.
+        `links` is one for all pairs of nodes, or those of each pair. With `in_order` stages follow `available_nodes`,
+        of which any may be left out. Raises Infeasible where no split fits, ValueError for what cannot be planned.
         """
         nodes = tuple(available_nodes)
-        _check(nodes, objective, requests)
+        goal = _goal(objective, requests, in_order)
         if not in_order:  # of equal plans that of the first nodes is taken: those whose times are known come first
             nodes = tuple(sorted(nodes, key=lambda node: basis_of(node, self.chains) == "assumed"))
-        problem = self._problem(nodes, links, objective, requests, in_order)
-        assignment = optimum(problem.costs, objective, requests, in_order=in_order)
+        problem = self._problem(nodes, links, goal)
+        assignment = optimum(problem.costs, goal)
         if assignment is None:
-            raise shortfall(problem.costs, problem.chains[nodes[0].name], nodes, in_order=in_order)
-        gains = gains_of(problem.costs, assignment, nodes, objective, requests, in_order=in_order)
+            raise shortfall(problem.costs, problem.chains[nodes[0].name], nodes, in_order)
+        gains = gains_of(problem.costs, assignment, nodes, goal)
         alternatives = tuple(problem.alternatives())
         return msgspec.structs.replace(problem.plan(assignment), gains=gains, alternatives=alternatives)
 
@@ -117,26 +114,20 @@ class ExecutionPlanner:
         It was not chosen as best, and says no gains and alternatives. Memory is counted and not checked. Raises
         ValueError for cuts that are not rising, or not one for each node but the first.
         """
-        _check(nodes, objective, requests)
-        problem = self._problem(tuple(nodes), links, objective, requests, in_order=True)
+        problem = self._problem(tuple(nodes), links, _goal(objective, requests, in_order=True))
         edges = [0, *cuts, problem.costs.units]
         if len(cuts) != len(nodes) - 1 or any(after <= before for before, after in itertools.pairwise(edges)):
             raise ValueError(f"cuts {list(cuts)} do not split {edges[-1]} units over {len(nodes)} nodes")
-        return problem.plan(tuple(Piece(place, *edge) for place, edge in enumerate(itertools.pairwise(edges))))
+        return problem.plan(tuple(Piece(index, *edge) for index, edge in enumerate(itertools.pairwise(edges))))
 
-    def _problem(
-        self,
-        nodes: tuple[VirtualNode, ...],
-        links: Links | Link | None,
-        objective: Objective,
-        requests: int,
-        in_order: bool,
-    ) -> "_Problem":
+    def _problem(self, nodes: tuple[VirtualNode, ...], links: Links | Link | None, goal: Goal) -> "_Problem":
+        if not nodes:
+            raise ValueError("there is no node to plan for")
         links = Links(default=links) if isinstance(links, Link) else links or Links()
-        _check_links(links, nodes)
+        check_names(nodes, links)
         chains = {node.name: self.chains.get(node.kind) or next(iter(self.chains.values())) for node in nodes}
         costs = costs_of(nodes, chains, links, inputs_in_flight=self._inputs)
-        return _Problem(nodes, self.chains, chains, links, costs, objective, requests, self._inputs, in_order)
+        return _Problem(nodes, self.chains, chains, links, costs, goal, self._inputs)
 
 
 def basis_of(node: VirtualNode, chains: Mapping[str, Chain]) -> Basis:
@@ -172,10 +163,8 @@ class _Problem:
     chains: Mapping[str, Chain]  # by name of node
     links: Links
     costs: Costs
-    objective: Objective
-    requests: int
+    goal: Goal
     inputs_in_flight: int
-    in_order: bool
 
     def plan(self, assignment: Assignment) -> PartitionPlan:
         """Return the plan, without gains and alternatives."""
@@ -190,29 +179,27 @@ class _Problem:
         reason = no_throughput(basis, period_basis, period_s)
         of_profiles = [doubt for node in used for doubt in self.chains[node.name].doubts]
         return PartitionPlan(
-            objective=self.objective,
-            requests=self.requests,
+            objective=self.goal.objective,
+            requests=self.goal.requests,
             stages=stages,
             transfers=transfers,
-            value_s=value_of(self.objective, value, self.requests) / PS,
+            value_s=self.goal.of(value) / PS,
             latency_s=value.latency_ps / PS,
             period_s=period_s,
             basis=basis,
             period_basis=period_basis,
             requests_per_s=None if reason else 1 / period_s,
             requests_per_s_reason=reason,
-            limits=limits_of(self.costs, assignment, [node.name for node in self.nodes], self.objective),
-            gains=(),
-            alternatives=(),
+            limits=limits_of(self.costs, assignment, [node.name for node in self.nodes], self.goal),
             notes=tuple(self._notes(basis, stages, is_known=not unknown)),
-            doubts=(*self._doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
+            doubts=(*self._plan_doubts(used, transfers), *unknown, *dict.fromkeys(of_profiles)),
             batch_size=batch_size,
             largest_batch=largest_batch(stages, batch_size),
         )
 
     def alternatives(self) -> Iterator[Alternative]:
         """Yield what the splits of others would take."""
-        for name, assignment in baselines(self.nodes, self.chains, in_order=self.in_order):
+        for name, assignment in baselines(self.nodes, self.chains, in_order=self.goal.in_order):
             if assignment is None:
                 yield Alternative(name, (), None, None, None, "its rule finds no room for all units")
                 continue
@@ -223,8 +210,7 @@ class _Problem:
                 yield Alternative(name, units, None, None, None, f"does not fit: {short}")
                 continue
             value = self.costs.of(assignment)
-            spent = value_of(self.objective, value, self.requests)
-            yield Alternative(name, units, spent / PS, value.latency_ps / PS, value.period_ps / PS)
+            yield Alternative(name, units, self.goal.of(value) / PS, value.latency_ps / PS, value.period_ps / PS)
 
     def _stages(self, assignment: Assignment) -> Iterator[Stage]:
         for piece, spent in zip(assignment, self.costs.stages(assignment), strict=True):
@@ -260,7 +246,7 @@ class _Problem:
             )
 
     def _notes(self, basis: Basis, stages: Sequence[Stage], *, is_known: bool) -> Iterator[str]:
-        if len(self.nodes) > 1 and len(stages) == 1 and self.objective == "latency":
+        if len(self.nodes) > 1 and len(stages) == 1 and self.goal.objective == "latency":
             yield ONE_NODE
         if len(stages) > 1:
             yield OVERLAP
@@ -272,7 +258,7 @@ class _Problem:
         elif not is_known:
             yield TOGETHER_ASSUMED
 
-    def _doubts(self, used: Sequence[VirtualNode], transfers: Sequence[Transfer]) -> Iterator[str]:
+    def _plan_doubts(self, used: Sequence[VirtualNode], transfers: Sequence[Transfer]) -> Iterator[str]:
         for node in used:
             if node.kind not in self.by_kind:
                 yield f"there is no profile of a {node.kind}: {node.name} is planned with the times of another kind"
@@ -284,25 +270,13 @@ class _Problem:
             yield "the links were stated, not measured"
 
 
-def _check(nodes: Sequence[VirtualNode], objective: str, requests: int) -> None:
-    names = [node.name for node in nodes]
-    if not names:
-        raise ValueError("there is no node to plan for")
-    if len(set(names)) < len(names):
-        raise ValueError(f"node {next(name for name in names if names.count(name) > 1)!r} is given twice")
+def _goal(objective: Objective, requests: int, in_order: bool) -> Goal:
+    """Return the goal. Raises ValueError for one that is none."""
     if objective not in MEANING:
         raise ValueError(f"{objective!r} is no objective; choose {', '.join(MEANING)}")
     if requests < 1:
         raise ValueError(f"requests is {requests}; plan for 1 or more")
-
-
-def _check_links(links: Links, nodes: Sequence[VirtualNode]) -> None:
-    known = {node.name for node in nodes}
-    for pair in links.pairs:
-        if not set(pair) <= known:
-            raise ValueError(
-                f"the link {pair[0]} - {pair[1]} is of a node that is not there; the nodes are {sorted(known)}"
-            )
+    return Goal(objective, requests, in_order)
 
 
 def _check_alike(chains: Mapping[str, Chain]) -> None:

@@ -1,19 +1,19 @@
 """Run a plan: a process for every stage, on `torch.distributed.pipelining`, and what stages and transfers took.
 
-Start as many processes as the plan has stages with `torchrun`; process number n computes stage n. They talk over Gloo
-between CPUs and over NCCL between GPUs, and through the hosts where a plan has both. A process alone runs a plan of one
-stage without `torchrun`.
+`torchrun` starts as many processes as the plan has stages; process n computes stage n. They talk over Gloo between CPUs
+and NCCL between GPUs, through the hosts where a plan has both. A process alone runs a plan of one stage.
 """
 
 import contextlib
-import json
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -25,19 +25,24 @@ from boundby.partition.plan import Measured, PartitionPlan, StageTimes, Transfer
 from boundby.partition.stages import CutError, cut_stage, first_tensor, named
 from boundby.timing import Summary, summarize
 
+Span = tuple[int, int]  # nanoseconds: begin and end
+Message = TypeVar("Message")
+
 NS = 1e-9
 REQUESTS, SINGLES, WARMUP = 40, 20, 5
 SMALL, LARGE = 4 * 1024, 4 * 1024 * 1024  # bytes: what a link's latency is read from, and what its rate is
 TOLERANCE = 1e-5  # of the largest number of an output, or of 1 where that is less
 PINGS = 20
-ONE_MACHINE = "nodes are processes of one machine: they share its memory, and what else runs on it disturbs all"
-SHARED_CORES = "there are more threads than cores: stages wait for one another, and no time of them is a node's own"
-CLOCKS = "clocks of the machines were brought together to {:.0f} us: transfers and latency are known no better"
-LEAKED = (
-    "the stages do not give what the whole model gives: more than the hidden state crosses a cut. Cut between blocks "
-    "of the model, or plan for fewer nodes"
+ONE_MACHINE = (
+    "the stages are processes of one machine: they share its memory, and whatever else runs there disturbs them all"
 )
-RECEIVES = "a stage receives between two computations: the period has transfers in it that the plan takes for hidden"
+SHARED_CORES = "there are more threads than cores: stages wait for one another, so no time is that of a node alone"
+CLOCKS = "clocks of the machines are synchronized to {:.0f} us: transfers and latency are no more precise"
+LEAKED = (
+    "the stages and the whole model give different outputs: more than the hidden state crosses a cut. Cut between "
+    "blocks of the model, or plan for fewer nodes"
+)
+RECEIVES = "a stage receives between two computations: the period includes transfers that the plan takes for hidden"
 
 
 @dataclass(frozen=True)
@@ -80,23 +85,42 @@ def run(  # noqa: PLR0913  (what to run, how often, and a clock)
         outputs = line.at_once(given, requests)
         busy = timed.take()
         threads = torch.get_num_threads()
-        own = {
-            "device": str(device),
-            "host": host_id(),
-            "threads": threads,
-            "cores": own_cores,
-            "is_crowded": threads * _on_this_host() > len(cores),
-            "disturbed": [disturbance.text for disturbance in watch.stop().disturbances(threads * _on_this_host())],
-            "weight_bytes": stage.weight_bytes,
-            "sent_bytes": stage.leaving.nbytes,
-            "clock": _clock(now),
-            "alone": alone,
-            "busy": busy,
-            "small": _handed_on(SMALL, singles, wire, now),
-            "large": _handed_on(LARGE, singles, wire, now),
-        }
+        disturbances = watch.stop().disturbances(threads * _on_this_host())
+        own = _Process(
+            device=str(device),
+            host=host_id(),
+            threads=threads,
+            cores=tuple(own_cores),
+            is_crowded=threads * _on_this_host() > len(cores),
+            disturbances=tuple(disturbance.text for disturbance in disturbances),
+            weight_bytes=stage.weight_bytes,
+            sent_bytes=stage.leaving.nbytes,
+            clock=_clock(now),
+            alone=alone,
+            busy=busy,
+            small=_handed_on(SMALL, singles, wire, now),
+            large=_handed_on(LARGE, singles, wire, now),
+        )
         measured = _measured(plan, _shared(own), requests, difference, tolerance)
         return StagedRun(measured, None if outputs is None else outputs[-len(stage.whole) :])
+
+
+class _Process(msgspec.Struct, frozen=True):
+    """What one process says of its stage to the others; spans are in nanoseconds of its clock."""
+
+    device: str
+    host: str
+    threads: int
+    cores: tuple[int, ...]  # that it was bound to; empty where it was not
+    is_crowded: bool
+    disturbances: tuple[str, ...]
+    weight_bytes: int
+    sent_bytes: int
+    clock: tuple[float, float]  # how far it is ahead of the first one's, and how well that is known
+    alone: list[Span]  # computations with one request in the pipeline
+    busy: list[Span]  # with many
+    small: list[Span]  # handing on a small message, and a large one
+    large: list[Span]
 
 
 class _Timed(nn.Module):
@@ -106,7 +130,7 @@ class _Timed(nn.Module):
         super().__init__()
         self._stage, self._device, self._wire, self._now = stage, device, wire, now
         self._synchronize = synchronizer(device)
-        self._spans: list[tuple[int, int]] = []
+        self._spans: list[Span] = []
 
     def forward(self, *received: Tensor, **inputs: Any) -> Tensor:
         received = tuple(tensor.to(self._device) for tensor in received)
@@ -117,7 +141,7 @@ class _Timed(nn.Module):
         self._spans.append((begin, self._now()))
         return first_tensor(output).to(self._wire)
 
-    def take(self) -> list[tuple[int, int]]:
+    def take(self) -> list[Span]:
         """Return the computations since the last time."""
         spans, self._spans = self._spans, []
         return spans
@@ -214,15 +238,16 @@ def _device(plan: PartitionPlan, rank: int) -> torch.device:
         raise ValueError(f"{stage.node} cannot be run here: {error}. Compute the plan without it (simulate)") from error
 
 
-def _shared(value: Any) -> list[Any]:
+def _shared(value: Message) -> list[Message]:
     """Return the value of every process. They are sent as JSON: nothing that is received can run code."""
-    text = torch.frombuffer(bytearray(json.dumps(value, allow_nan=False).encode()), dtype=torch.uint8)
+    text = torch.frombuffer(bytearray(msgspec.json.encode(value)), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(distributed.get_world_size())]
     distributed.all_gather(sizes, torch.tensor([len(text)]))
     longest = int(max(sizes))
     texts = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
     distributed.all_gather(texts, nn.functional.pad(text, (0, longest - len(text))))
-    return [json.loads(bytes(text[: int(size)].tolist())) for text, size in zip(texts, sizes, strict=True)]
+    contents = [bytes(text[: int(size)].tolist()) for text, size in zip(texts, sizes, strict=True)]
+    return [msgspec.json.decode(content, type=type(value)) for content in contents]
 
 
 def _usage_of_all() -> tuple[float, int]:
@@ -234,7 +259,7 @@ def _usage_of_all() -> tuple[float, int]:
 def _clock(now: Callable[[], int]) -> tuple[float, float]:
     """Return how far this process's clock is ahead of the first one's, and how well that is known, in ns.
 
-    It is told by the quickest of several round trips.
+    The quickest of several round trips says it.
     """
     clock = 0.0, 0.0  # all processes of a host have one
     if len(set(_shared(host_id()))) == 1:
@@ -255,7 +280,7 @@ def _clock(now: Callable[[], int]) -> tuple[float, float]:
     return clock
 
 
-def _handed_on(size_bytes: int, runs: int, wire: torch.device, now: Callable[[], int]) -> list[tuple[int, int]]:
+def _handed_on(size_bytes: int, runs: int, wire: torch.device, now: Callable[[], int]) -> list[Span]:
     """Return the spans of this stage when all stages only pass on a message of this size."""
     message = torch.zeros(size_bytes, dtype=torch.uint8, device=wire)
     timed = _Timed(_Copy(), wire, wire, now)
@@ -285,77 +310,76 @@ def _checked(outputs: Tensor | None, whole: Tensor) -> tuple[float, float]:
 
 
 def _measured(
-    plan: PartitionPlan, processes: Sequence[dict[str, Any]], requests: int, difference: float, tolerance: float
+    plan: PartitionPlan, processes: Sequence[_Process], requests: int, difference: float, tolerance: float
 ) -> Measured:
-    last = processes[-1]
-    finishes = [(end - processes[0]["busy"][0][0] - last["clock"][0]) * NS for _, end in last["busy"]]
+    first, last = processes[0], processes[-1]
+    finishes = [(end - first.busy[0][0] - last.clock[0]) * NS for _, end in last.busy]
     steady = finishes[len(processes) - 1 :]  # before, not every stage is at work
-    gaps = [after - before for before, after in zip(steady, steady[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(steady)]
     stages = tuple(
         StageTimes(
             node=stage.node,
-            device=own["device"],
-            machine=own["host"],
-            threads=own["threads"],
-            cores=tuple(own["cores"]),
+            device=own.device,
+            machine=own.host,
+            threads=own.threads,
+            cores=own.cores,
             units=stage.units,
-            weight_bytes=own["weight_bytes"],
-            compute=_lengths(own["alone"]),
-            busy_compute=_lengths(own["busy"]),
+            weight_bytes=own.weight_bytes,
+            compute=_lengths(own.alone),
+            busy_compute=_lengths(own.busy),
         )
         for stage, own in zip(plan.stages, processes, strict=True)
     )
+    apart = last.clock[0] - first.clock[0]
     return Measured(
         stages=stages,
         transfers=tuple(_transfers(plan, processes)),
-        latency=summarize(_between(processes[0], last, "alone", begins=0)),
+        latency=summarize(
+            [(end - begin - apart) * NS for (begin, _), (_, end) in zip(first.alone, last.alone, strict=True)]
+        ),
         requests=requests,
         last_finish_s=finishes[-1],
         period=summarize(gaps) if gaps else None,
         difference=difference,
         tolerance=tolerance,
-        doubts=tuple(dict.fromkeys(_doubts(plan, processes))),
+        doubts=tuple(dict.fromkeys(_run_doubts(plan, processes))),
     )
 
 
-def _transfers(plan: PartitionPlan, processes: Sequence[dict[str, Any]]) -> Iterator[TransferTimes]:
-    for place, transfer in enumerate(plan.transfers):
-        before, after = processes[place], processes[place + 1]
-        small, large = (median(_between(before, after, key)) for key in ("small", "large"))
+def _transfers(plan: PartitionPlan, processes: Sequence[_Process]) -> Iterator[TransferTimes]:
+    for transfer, (before, after) in zip(plan.transfers, itertools.pairwise(processes), strict=True):
+        apart = after.clock[0] - before.clock[0]
+        small, large = (
+            median(_between(*spans, apart)) for spans in ((before.small, after.small), (before.large, after.large))
+        )
         rate = (LARGE - SMALL) / max(large - small, 1e-9)
         yield TransferTimes(
             source=transfer.source,
             target=transfer.target,
-            size_bytes=before["sent_bytes"],
-            seconds=summarize(_between(before, after, "alone")),
+            size_bytes=before.sent_bytes,
+            seconds=summarize(_between(before.alone, after.alone, apart)),
             link=Link(rate, max(0.0, small - SMALL / rate), is_measured=True),
         )
 
 
-def _lengths(spans: Sequence[Sequence[int]]) -> Summary:
+def _lengths(spans: Sequence[Span]) -> Summary:
     return summarize([(end - begin) * NS for begin, end in spans])
 
 
-def _between(source: dict[str, Any], target: dict[str, Any], key: str, *, begins: int = 1) -> list[float]:
-    """Return the seconds from the end of each computation to the beginning of the next stage's, by one clock.
-
-    With `begins` 0 from the beginning of the first to the end of the second.
-    """
-    apart = target["clock"][0] - source["clock"][0]
-    return [
-        (other[1 - begins] - span[begins] - apart) * NS for span, other in zip(source[key], target[key], strict=True)
-    ]
+def _between(before: Sequence[Span], after: Sequence[Span], apart: float) -> list[float]:
+    """Return the seconds from the end of each computation to the beginning of the next stage's, by one clock."""
+    return [(begin - end - apart) * NS for (_, end), (begin, _) in zip(before, after, strict=True)]
 
 
-def _doubts(plan: PartitionPlan, processes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    hosts = {process["host"] for process in processes}
+def _run_doubts(plan: PartitionPlan, processes: Sequence[_Process]) -> Iterator[str]:
+    hosts = {process.host for process in processes}
     if len(processes) > len(hosts):
         yield ONE_MACHINE
-    if any(process["is_crowded"] for process in processes):
+    if any(process.is_crowded for process in processes):
         yield SHARED_CORES
     if len(hosts) > 1:
-        yield CLOCKS.format(max(process["clock"][1] for process in processes) / 1e3)
+        yield CLOCKS.format(max(process.clock[1] for process in processes) / 1e3)
     if len(processes) > 1:
         yield RECEIVES
     for process in processes:
-        yield from (f"disturbed: {text}" for text in process["disturbed"])
+        yield from (f"disturbed: {text}" for text in process.disturbances)

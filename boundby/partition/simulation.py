@@ -81,10 +81,8 @@ def _finishes(plan: PartitionPlan, requests: int) -> tuple[list[int], int]:
                 step.waiting, step.left_ps = step.waiting - 1, step.alone_ps
         under_way = [(step, step.left_ps) for step in steps if step.left_ps is not None]
         at_work = Counter(step.machine for step, _ in under_way)
-        rates = [  # picoseconds that pass for so many of the time alone
-            (step.busy_ps, step.alone_ps) if step.machine is not None and at_work[step.machine] > 1 else (1, 1)
-            for step, _ in under_way
-        ]
+        # Picoseconds that pass for so many of the time alone; what is on no machine takes as long when busy.
+        rates = [(step.busy_ps, step.alone_ps) if at_work[step.machine] > 1 else (1, 1) for step, _ in under_way]
         elapsed = [_scaled(left, *rate) for (_, left), rate in zip(under_way, rates, strict=True)]
         now += min(elapsed)
         for (step, left), (busy, alone) in zip(under_way, rates, strict=True):

@@ -5,19 +5,17 @@ class and the class of the last one; with a fixed order of nodes it is the last 
 the first, finds the least that the last node of a state and those behind it can take from every unit on: for n units
 and S states O(S n^2).
 
-What a plan is to be best at, each brought back to assignments of least latency under a limit on the period.
-
     latency     the time of one request
     throughput  the least time between two of many requests
     requests    the time until the last of m requests is done: latency + (m - 1) * period
 
-Nodes of one machine slow one another down in the period, not in the latency of one request (`costs`). How long a stage
-of a busy pipeline computes depends on which other nodes the plan uses. So each machine is searched with all of its
-nodes, each taken to be slowed, and with each of them alone, not slowed. Every assignment is among these with exactly
-what it takes, and never with less, as contention is at least 1: the best of all is the best plan.
+Each is brought back to assignments of least latency under a limit on the period. Of equal plans the one that is better
+in the other respect is taken (period for the latency of one request, else latency), then the fewest stages, then the
+least transfers.
 
-Of equal plans the one that is better in the other respect is taken (period for the latency of one request, else
-latency), then the fewest stages, then the least transfers.
+Nodes of one machine slow one another down in the period, as far as a plan uses them. So each machine is searched with
+all of its nodes, each slowed, and with each of them alone, not slowed. Every assignment is among these with exactly
+what it takes, and never with less, as contention is at least 1: the best of all is the best plan.
 """
 
 import functools
@@ -39,6 +37,25 @@ MEANING: dict[Objective, str] = {
     "throughput": "time between two requests of many",
     "requests": "time until the last of {} requests is done",
 }
+
+
+class Goal(NamedTuple):
+    """What a plan is to be best at, with how many requests, and whether nodes keep their order."""
+
+    objective: Objective = "latency"
+    requests: int = 1
+    in_order: bool = False
+
+    @property
+    def is_latency(self) -> bool:
+        """Whether the time of one request is what counts."""
+        return self.objective == "latency" or (self.objective == "requests" and self.requests == 1)
+
+    def of(self, value: Value) -> int:
+        """Return what is made least, in picoseconds."""
+        if self.objective == "throughput":
+            return value.period_ps
+        return value.latency_ps + (0 if self.is_latency else (self.requests - 1) * value.period_ps)
 
 
 class State(NamedTuple):
@@ -129,7 +146,7 @@ class _Least(NamedTuple):
 class Solver:
     """Finds optimal assignments over these tables. Raises ValueError where there are too many states."""
 
-    def __init__(self, costs: Costs, *, in_order: bool = False) -> None:
+    def __init__(self, costs: Costs, in_order: bool) -> None:
         self.classes = [[node] for node in range(costs.nodes)] if in_order else classes_of(costs)
         self.states = ordered_states(costs.nodes) if in_order else set_states(tuple(map(len, self.classes)))
         self._starts = range(costs.nodes if in_order else len(self.classes))
@@ -143,12 +160,12 @@ class Solver:
         self._transfer = costs.transfer_ps[np.ix_(heads, tails)]
         self._stage_tie = costs.nodes * int(self._transfer.max()) + 1  # one stage outweighs all transfers
 
-    def best(self, objective: Objective, requests: int = 1, below: float = math.inf) -> Valued | None:
+    def best(self, goal: Goal, below: float = math.inf) -> Valued | None:
         """Return one of the best assignments; None where none fits. What is not `below` may be given or left out."""
-        if objective == "throughput":
+        if goal.objective == "throughput":
             return self.steadiest()
         fastest = self.fastest()
-        return self.soonest(fastest, requests, below) if fastest and objective == "requests" else fastest
+        return fastest if fastest is None or goal.is_latency else self.soonest(fastest, goal, below)
 
     def fastest(self, most_period_ps: int = NO_LIMIT, *, ranked: bool = False) -> Valued | None:
         """Return an assignment of least latency within this limit on the period; None where none fits.
@@ -163,7 +180,7 @@ class Solver:
         """Return an assignment of least period; None where none fits."""
         return self._least(np.maximum, self._busy, self._transfer)
 
-    def soonest(self, fastest: Valued, requests: int, below: float = math.inf) -> Valued:
+    def soonest(self, fastest: Valued, goal: Goal, below: float) -> Valued:
         """Return the assignment with which the last of all requests is done first, of equal ones that of least latency.
 
         Goes down from the fastest one, each time to the longest period with which a latency no less than the last one
@@ -171,20 +188,19 @@ class Solver:
         """
 
         def rank(known: Valued) -> tuple[int, int]:
-            return value_of("requests", known.value, requests), known.value.latency_ps
+            return goal.of(known.value), known.value.latency_ps
 
         steadiest = self.steadiest()
         assert steadiest is not None, f"{fastest} fits"
         steadiest = self.at_most(steadiest)
         best, slower = min(fastest, steadiest, key=rank), fastest
-        while requests > 1:
-            useful_ps = (min(rank(best)[0], below) - slower.value.latency_ps) // (requests - 1)
+        while True:
+            useful_ps = (min(rank(best)[0], below) - slower.value.latency_ps) // (goal.requests - 1)
             limit_ps = int(min(slower.value.period_ps - 1, useful_ps))
             candidate = self.fastest(limit_ps) if limit_ps >= steadiest.value.period_ps else None
             if candidate is None:
-                break
+                return best
             best, slower = min(best, candidate, key=rank), candidate
-        return best
 
     def at_most(self, known: Valued) -> Valued:
         """Return the assignment of least latency whose period is at most that of a known one."""
@@ -255,50 +271,40 @@ def _first_least(values: Integers, ties: Integers) -> int:
     return int(np.where(values == values.min(), ties, 4 * UNREACHABLE).argmin())
 
 
-def value_of(objective: Objective, value: Value, requests: int) -> int:
-    """Return what the objective makes least, in picoseconds."""
-    if objective == "throughput":
-        return value.period_ps
-    return value.latency_ps + ((requests - 1) * value.period_ps if objective == "requests" else 0)
-
-
-def optimum(costs: Costs, objective: Objective, requests: int = 1, *, in_order: bool = False) -> Assignment | None:
+def optimum(costs: Costs, goal: Goal) -> Assignment | None:
     """Return the best assignment; None where none fits. Raises ValueError where there are too many states."""
-    is_one = objective == "latency" or (objective == "requests" and requests == 1)
 
     def rank(assignment: Assignment) -> tuple[int, ...]:
         value = costs.of(assignment)
-        other = value.period_ps if is_one else value.latency_ps
-        return value_of(objective, value, requests), other, len(assignment), value.transfer_ps
+        other = value.period_ps if goal.is_latency else value.latency_ps
+        return goal.of(value), other, len(assignment), value.transfer_ps
 
     assignments = []
-    for nodes, search in _searches(costs, in_order):
-        best = search.best(objective, requests)
+    for nodes, search in _searches(costs, goal.in_order):
+        best = search.best(goal)
         if best is not None:
-            best = search.at_most(search.steadiest_of_the(best) if is_one else best)
+            best = search.at_most(search.steadiest_of_the(best) if goal.is_latency else best)
             assignments.append(tuple(piece._replace(node=nodes[piece.node]) for piece in best.assignment))
     return min(assignments, key=rank, default=None)
 
 
-def least(
-    costs: Costs, objective: Objective, requests: int = 1, *, in_order: bool = False, below: float = math.inf
-) -> int | None:
-    """Return what the best assignment takes for this objective, in picoseconds; None where none is `below` that."""
+def least(costs: Costs, goal: Goal, below: float = math.inf) -> int | None:
+    """Return what the best assignment takes for this goal, in picoseconds; None where none is `below` that."""
     value = None
-    for _, search in _searches(costs, in_order):
-        best = search.best(objective, requests, below)
-        if best is not None and value_of(objective, best.value, requests) < below:
-            value = below = value_of(objective, best.value, requests)
+    for _, search in _searches(costs, goal.in_order):
+        best = search.best(goal, below)
+        if best is not None and goal.of(best.value) < below:
+            value = below = goal.of(best.value)
     return value
 
 
 def _searches(costs: Costs, in_order: bool) -> Iterator[tuple[tuple[int, ...], Solver]]:
     """Yield a search for every choice of nodes, with these nodes."""
-    for nodes in choices(costs, in_order=in_order):
-        yield nodes, Solver(costs.only(nodes), in_order=in_order)
+    for nodes in choices(costs, in_order):
+        yield nodes, Solver(costs.only(nodes), in_order)
 
 
-def choices(costs: Costs, *, in_order: bool) -> Iterator[tuple[int, ...]]:
+def choices(costs: Costs, in_order: bool) -> Iterator[tuple[int, ...]]:
     """Yield sets of nodes that may be used together: all of each machine whose nodes slow one another down, or one.
 
     Of interchangeable nodes that one is the first.

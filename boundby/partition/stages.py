@@ -1,9 +1,9 @@
 """One stage of a plan as a module: the model's own forward, in which the units of other stages do not compute.
 
 A model is cut where the first unit with weights of the next stage is called: the first tensor that this unit takes (the
-hidden state) crosses the cut, and nothing else. Every stage is given the model's inputs too, so that masks, positions
-and rotary embeddings are computed by the model's own code wherever they are needed. Units of earlier stages return NaN
-in the place of numbers: what needs more of them than the hidden state cannot pass for a right output.
+hidden state) crosses, and nothing else. Every stage gets the model's inputs too, so the model's own code computes masks
+and positions wherever they are needed. Units of earlier stages return NaN: what needs more than the hidden state cannot
+pass for a right output.
 """
 
 import copy
@@ -67,7 +67,7 @@ def cut_stage(model: nn.Module, plan: PartitionPlan, index: int, inputs: Any, de
 class StageModule(nn.Module):
     """Computes one stage: `forward(hidden, **inputs)` gives the next hidden state, or the first tensor of the output.
 
-    Without `hidden` for the first stage. Names of positional inputs are their places: "0", "1".
+    Without `hidden` for the first stage. Names of positional inputs are their positions: "0", "1".
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class StageModule(nn.Module):
     def _enter(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the first own unit with the received tensor in place of its first tensor argument."""
         leaves, spec = tree_flatten((args, kwargs))
-        place = next(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
-        leaves[place] = self._received
+        index = next(position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        leaves[index] = self._received
         args, kwargs = tree_unflatten(leaves, spec)
         return forward(*args, **kwargs)
 
@@ -117,14 +117,15 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return inputs as positional and keyword arguments."""
     if not isinstance(inputs, Mapping):
         return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
-    places = sorted(filter(str.isdigit, inputs), key=int)
-    return tuple(inputs[place] for place in places), {name: inputs[name] for name in inputs if name not in places}
+    positions = sorted(filter(str.isdigit, inputs), key=int)
+    named = {name: value for name, value in inputs.items() if name not in positions}
+    return tuple(inputs[position] for position in positions), named
 
 
 def named(inputs: Any) -> dict[str, Any]:
     """Return inputs by name; positional ones by their place."""
     args, kwargs = arguments(inputs)
-    return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
+    return {**{str(position): value for position, value in enumerate(args)}, **kwargs}
 
 
 def first_tensor(value: Any) -> Tensor:
@@ -168,7 +169,7 @@ def _stage_by_unit(model: nn.Module, plan: PartitionPlan) -> dict[str, int]:
     names = dict(model.named_modules(remove_duplicate=False))
     stage_of: dict[str, int] = {}
     modules: dict[int, str] = {}
-    for place, stage in enumerate(plan.stages):
+    for index, stage in enumerate(plan.stages):
         for layer in stage.layers:
             if layer not in names:
                 raise CutError(f"{type(model).__name__} has no module {layer!r}, which the plan names as a unit")
@@ -178,7 +179,7 @@ def _stage_by_unit(model: nn.Module, plan: PartitionPlan) -> dict[str, int]:
             outer = next((name for name in stage_of if layer.startswith(f"{name}.")), None)
             if outer is not None:
                 raise CutError(f"{layer} {NESTED} ({outer})")
-            stage_of[layer] = place
+            stage_of[layer] = index
     return stage_of
 
 

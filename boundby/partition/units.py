@@ -16,18 +16,17 @@ NUMBERED = re.compile(r"(?:(.*)\.)?(\d+)")
 SHAPE = re.compile(r"(?:torch\.)?([a-z]+)(\d*)\w*\[([\d, ]*)\]")
 BITS = {"bool": 8, "bfloat": 16}  # where the name does not say it, or not all of it
 LEAST_SHARE = 0.05  # of the model's time outside of all units, below which it is not worth a doubt
-PLACED = "{:.0f} % of the time is spent between the units, in {}: it is counted for the first unit there"
+PLACED = "{:.0f} % of the time is spent between the units, in {}; it counts towards the first unit there"
 CROSSING = (
-    "what crosses a cut is told by the dtypes and shapes that units take and give; a tensor that only later units use "
-    "may be missing: give its size as extra_live_bytes (0 says there is none)"
+    "the tensors that cross a cut are inferred from the dtypes and shapes of the inputs and outputs of units. A tensor "
+    "that only later units use may be missing: give its size as extra_live_bytes, or 0 if there is none"
 )
 OTHER_BATCH = (
-    "memory and transfers are those of a batch of {}, times those of the profiled batch of {}: profile that batch to "
-    "plan its times"
+    "memory and transfers are for a batch of {}, times for the profiled batch of {}: profile the batch that you plan "
+    "to know its times"
 )
-NO_ACTIVATIONS = (
-    "the activation peak of {} of {} units is not known ({}): only what they give is counted, the least it can be"
-)
+NO_ACTIVATIONS = "the activation peak of {} of {} units is unknown ({}): only their outputs are counted, a lower bound"
+NO_OUTPUTS = "the output of {} of {} units is unknown ({} first): a cut behind it counts only what the next unit takes"
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,14 @@ def units_of(
         blocks = [layer.path for layer in reading.layers if reading.is_block(layer)]
         caches = _caches(blocks, profile.kv_cache_bytes, kv_cache_tokens * factor / tokens if tokens else None)
     units, cuts = [], reading.cut_bytes()
-    for place, layer in enumerate(reading.layers):
+    for index, layer in enumerate(reading.layers):
         is_block, peak = reading.is_block(layer), layer.activation_peak_bytes
         units.append(
             Unit(
                 name=layer.path or layer.name or profile.model_name,
-                seconds=reading.seconds[place],
-                storages=reading.storages[place],
-                cut_bytes=round((cuts[place] + _of(extra, layer, True)) * factor),
+                seconds=reading.seconds[index],
+                storages=reading.storages[index],
+                cut_bytes=round((cuts[index] + _of(extra, layer, True)) * factor),
                 activation_peak_bytes=round((_given_bytes(layer) if peak is None else peak) * factor),
                 kv_cache_bytes=_of(caches, layer, is_block),
                 layers=(layer.path,),
@@ -176,8 +175,8 @@ class _Reading:
         """
         cuts: list[int] = []
         waiting: list[str] = []
-        for place, layer in enumerate(self.layers):
-            taken = self.layers[place + 1].input_shapes if place + 1 < len(self.layers) else ()
+        for index, layer in enumerate(self.layers):
+            taken = self.layers[index + 1].input_shapes if index + 1 < len(self.layers) else ()
             elsewhere = Counter(taken) - Counter([*waiting, *layer.output_shapes])
             cuts.append(_given_bytes(layer) + sum(_bytes(shapes) or 0 for shapes in (waiting, elsewhere.elements())))
             waiting = [shape for shape in (*waiting, *layer.output_shapes) if shape not in taken]
@@ -194,11 +193,11 @@ class _Reading:
         if unknown:
             reason = self._profile.reasons.get("activation_peak_bytes", "no reason was recorded")
             yield NO_ACTIVATIONS.format(len(unknown), len(self.layers), reason)
-        for unit in self.layers:
-            if unit.output_bytes is None and _bytes(unit.output_shapes) is None:
-                yield f"what {unit.path} gives is not known: of a cut behind it only what its successor takes counts"
-            if unit.calls > 1 and unit.parent is not None:
-                yield f"{unit.path} is called {unit.calls:g} times per run: it is placed where it is called first"
+        silent = [unit.path for unit in self.layers if unit.output_bytes is None and _bytes(unit.output_shapes) is None]
+        if silent:
+            yield NO_OUTPUTS.format(len(silent), len(self.layers), silent[0])
+        for unit in (unit for unit in self.layers if unit.calls > 1 and unit.parent is not None):
+            yield f"{unit.path} is called {unit.calls:g} times per run: it counts where it is called first"
 
     def _take_apart(self, layer: LayerProfile) -> None:
         inside = self._inside.get(layer.path, [])
@@ -233,18 +232,18 @@ class _Reading:
     def _storages(self) -> list[tuple[Storage, ...]]:
         """Return the memory of each unit; layers in no unit count for the unit nearest by name."""
         by_unit: list[dict[str, Storage]] = [{} for _ in self.layers]
-        owner = {below.path: place for place, unit in enumerate(self.layers) for below in self._below(unit)}
+        owner = {below.path: index for index, unit in enumerate(self.layers) for below in self._below(unit)}
         for layer in self._profile.layers if self.layers else ():
-            place = owner.get(layer.path, self._first_in.get(layer.path))
-            if place is None:
-                place = self._nearest(layer.name)
-            by_unit[place] |= {storage.key: storage for storage in layer.storages}
+            unit_index = owner.get(layer.path, self._first_in.get(layer.path))
+            if unit_index is None:
+                unit_index = self._nearest(layer.name)
+            by_unit[unit_index] |= {storage.key: storage for storage in layer.storages}
         return [tuple(storages.values()) for storages in by_unit]
 
     def _nearest(self, name: str) -> int:
         """Return the unit that a never-called module lies in by its name, else the first one."""
-        matching = [place for place, unit in enumerate(self.layers) if f"{name}.".startswith(f"{unit.name}.")]
-        return max(matching, key=lambda place: len(self.layers[place].name), default=0)
+        matching = [index for index, unit in enumerate(self.layers) if f"{name}.".startswith(f"{unit.name}.")]
+        return max(matching, key=lambda index: len(self.layers[index].name), default=0)
 
 
 def _numbered(siblings: Sequence[LayerProfile]) -> Iterator[LayerProfile]:

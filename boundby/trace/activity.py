@@ -103,10 +103,10 @@ class Activity(msgspec.Struct, frozen=True):
     def by_kind(self) -> "Activity":
         """Return the same with changes of the kind alone; `row` and `late_ns` are then of no use."""
         changes = np.append(True, self.kind[1:-1] != self.kind[:-2])
-        places = np.flatnonzero(np.append(changes[: len(self.segments.place)], True))
-        inner, segments = places[:-1], self.segments
-        kept = Segments(segments.lanes, segments.place[inner], segments.start_ns[inner], segments.row[places])
-        return msgspec.structs.replace(self, segments=kept, kind=self.kind[places], row=self.row[places])
+        changed = np.flatnonzero(np.append(changes[: len(self.segments.position)], True))
+        inner, segments = changed[:-1], self.segments
+        kept = Segments(segments.lanes, segments.position[inner], segments.start_ns[inner], segments.row[changed])
+        return msgspec.structs.replace(self, segments=kept, kind=self.kind[changed], row=self.row[changed])
 
 
 def host_activity(trace: Trace, tree: HostTree, linked: Links) -> Activity:
@@ -174,8 +174,8 @@ def _main_thread(trace: Trace, tree: HostTree) -> int | None:
     if len(marked):
         return int(np.bincount(marked).argmax())
     segments, threads = tree.segments, np.arange(len(trace.threads))
-    first = np.searchsorted(segments.place, segments.lanes.place(threads, np.full(len(threads), BEFORE_ALL)))
-    last = np.append(first[1:], len(segments.place)) - 1
+    first = np.searchsorted(segments.position, segments.lanes.position(threads, np.full(len(threads), BEFORE_ALL)))
+    last = np.append(first[1:], len(segments.position)) - 1
     extent = np.zeros(len(threads), dtype=np.int64)
     extent[tree.is_active] = (segments.start_ns[last] - segments.start_ns[np.minimum(first, last)])[tree.is_active]
     works = np.zeros(len(threads), dtype=bool)  # a thread with frames alone may be the monitor of a progress bar
@@ -246,11 +246,11 @@ def _find_holders(trace: Trace, calls: np.ndarray, of_event: np.ndarray, told_by
     holders = holders[np.argsort(trace.start_ns[holders], kind="stable")]
     start, end = trace.start_ns[calls], trace.start_ns[calls] + trace.duration_ns[calls]
     last = np.searchsorted(trace.start_ns[holders], end) - 1
-    for place in (last - 1, last):
-        holder = holders[np.maximum(place, 0)]
+    for position in (last - 1, last):
+        holder = holders[np.maximum(position, 0)]
         began, ended = trace.start_ns[holder], trace.start_ns[holder] + trace.duration_ns[holder]
         shared = np.minimum(end, ended) - np.maximum(start, began)
-        held = (place >= 0) & (trace.thread[holder] != trace.thread[calls]) & (2 * shared > end - start)
+        held = (position >= 0) & (trace.thread[holder] != trace.thread[calls]) & (2 * shared > end - start)
         of_event[calls[held]], told_by[calls[held]] = Kind.DRIVER, holder[held]
 
 
@@ -281,11 +281,11 @@ def _find_own_code(  # noqa: PLR0913  (masks of all events)
     thread that was not recorded; with one it keeps that waiting, whatever it does. Returns how much Python may be the
     other of the two: all that was too short, and as much of each long stretch as would have been too short by itself.
     """
-    row, count = segments.row[:-1], len(segments.place)
+    row, count = segments.row[:-1], len(segments.position)
     python = is_python[row]
     if main is not None:
         first, end = np.searchsorted(
-            segments.place, segments.lanes.place(np.array([main, main + 1]), np.full(2, BEFORE_ALL))
+            segments.position, segments.lanes.position(np.array([main, main + 1]), np.full(2, BEFORE_ALL))
         )
         python[first : end - 1] |= row[first : end - 1] == ABSENT
     edges = np.flatnonzero(np.diff(np.concatenate([[False], python, [False]]).astype(np.int8)))

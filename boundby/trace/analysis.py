@@ -1,15 +1,14 @@
 """From a trace to its cause: where the time of every device went, who asked for it, and what may be concluded."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from boundby.trace.activity import Activity, host_activity
 from boundby.trace.completeness import Finding, findings
 from boundby.trace.gaps import CAUSES, Contributor, Device, Gap, IdleTime
-from boundby.trace.intervals import HostTree, Intervals, distinct, host_tree, union
+from boundby.trace.intervals import Intervals, distinct, union
 from boundby.trace.kernels import (
     Collectives,
     KernelLaunch,
@@ -20,21 +19,21 @@ from boundby.trace.kernels import (
     launch_stats,
     slowest_launch,
 )
-from boundby.trace.linking import KINDS, Links, host_collectives, kinds_of_work, links
+from boundby.trace.linking import KINDS, Links, host_collectives
 from boundby.trace.memory import MemoryUse, memory_use
 from boundby.trace.operators import (
     AnnotationStat,
     OpStat,
     annotation_stats,
     is_module,
-    launching_operators,
     line_of,
     names_of,
-    op_stats,
+    operator_stats,
 )
 from boundby.trace.removal import HOST_CAUSES, Playback
+from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.windows import Window, window, without_excluded
+from boundby.trace.windows import Window, without_excluded
 
 HOST_KIND = "operators"
 LEAST_STEPS = 3  # to see whether they agree
@@ -131,13 +130,9 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
 
     It never raises on an odd one, `findings` tell what is wrong with it.
     """
-    trace = without_excluded(trace)
-    tree, linked = host_tree(trace), links(trace)
-    seen = window(trace, linked)
-    launches = launch_stats(trace, linked, seen)
-    kinds = kinds_of_work(trace)
-    activity = host_activity(trace, tree, linked)
-    devices = _devices(trace, tree, linked, kinds, seen, activity)
+    structure = Structure(without_excluded(trace))
+    trace, seen, launches = structure.trace, structure.window, launch_stats(structure)
+    devices = _devices(structure)
     return Analysis(
         path=str(trace.path),
         rank=trace.rank,
@@ -149,33 +144,23 @@ def analyze(trace: Trace, *, expected_steps: int | None = None, stacks_expected:
         window_ns=seen.length_ns,
         step_numbers=seen.steps,
         steps_expected=expected_steps,
-        findings=findings(
-            trace, linked, seen, launches, expected_steps=expected_steps, stacks_expected=stacks_expected
-        ),
+        findings=findings(structure, launches, expected_steps=expected_steps, stacks_expected=stacks_expected),
         devices=devices,
         launches=launches,
-        operators=tuple(op_stats(trace, tree=tree, linked=linked)),
-        kernels=_kernels(trace, tree, linked, kinds),
-        slowest_launch=slowest_launch(trace, linked, seen, kinds),
-        annotations=tuple(annotation_stats(trace, tree, linked, activity.main_thread)),
-        memory=memory_use(trace, tree, seen),
-        collectives=_collectives(trace, linked, kinds, seen, devices[0].device),
-        backlog=_backlog(trace, linked, kinds),
+        operators=tuple(operator_stats(structure)),
+        kernels=_kernels(structure),
+        slowest_launch=slowest_launch(structure),
+        annotations=tuple(annotation_stats(structure)),
+        memory=memory_use(structure),
+        collectives=_collectives(structure, devices[0].device),
+        backlog=_backlog(structure),
         process=trace.process,
     )
 
 
-def _devices(  # noqa: PLR0913  (all that is known of the trace)
-    trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray, seen: Window, activity: Activity
-) -> tuple[Breakdown, ...]:
-    def of(number: int | None, device: Device, work: Mapping[str, Intervals]) -> Breakdown:
-        starts, ends = zip(*((spans.start_ns, spans.end_ns) for spans in work.values()), strict=True)
-        busy = union(np.concatenate(starts), np.concatenate(ends))
-        gaps = busy.complement(seen.start_ns, seen.end_ns)
-        idle = IdleTime(trace, device, gaps, activity)
-        playback = None if number is None else Playback(trace, device, seen, work, idle, activity, kinds)
-        return breakdown(number, seen, work, busy, idle, lambda row: line_of(trace, tree, row), playback)
-
+def _devices(structure: Structure) -> tuple[Breakdown, ...]:
+    """Return how each device spent the window, the busiest first; how the host did where no device worked."""
+    trace, linked, seen = structure.trace, structure.links, structure.window
     if not len(linked.rows):
         host, meets = _host(trace, seen), host_collectives(trace)
         apart = {HOST_KIND: ~meets[host.rows], "communication": meets[host.rows]}
@@ -184,16 +169,16 @@ def _devices(  # noqa: PLR0913  (all that is known of the trace)
             for name, chosen in apart.items()
             if name == HOST_KIND or chosen.any()
         }
-        return (of(None, host, work),)
+        return (breakdown(structure, None, host, work),)
     devices = []
     for number in distinct(np.sort(linked.device)).tolist():
         chosen = np.flatnonzero(linked.device == number)
-        kind = kinds[linked.rows[chosen]]
+        kind = structure.kinds[linked.rows[chosen]]
         work = {
-            name: clipped_union(linked.start_ns[chosen[kind == place]], linked.end_ns[chosen[kind == place]], seen)
-            for place, name in enumerate(KINDS)
+            name: clipped_union(linked.start_ns[chosen[kind == number]], linked.end_ns[chosen[kind == number]], seen)
+            for number, name in enumerate(KINDS)
         }
-        devices.append(of(number, _device(trace, linked, chosen, seen), work))
+        devices.append(breakdown(structure, number, _device(trace, linked, chosen, seen), work))
     return tuple(sorted(devices, key=lambda device: -device.busy_ns))
 
 
@@ -214,32 +199,21 @@ def _device(trace: Trace, linked: Links, chosen: np.ndarray, seen: Window) -> De
     return Device(linked.rows[lasting], linked.start_ns[lasting], linked.end_ns[lasting], linked.launch[lasting])
 
 
-def _kernels(trace: Trace, tree: HostTree, linked: Links, kinds: np.ndarray) -> tuple[KernelStat, ...]:
-    if not len(linked.rows):
-        return ()
-    operator = launching_operators(trace, tree, linked)
-    module = tree.nearest(operator, is_module(trace))
-    return tuple(
-        kernel_stats(
-            trace.names,
-            trace.name[linked.rows],
-            kinds[linked.rows],
-            linked.end_ns - linked.start_ns,
-            names_of(trace, operator),
-            names_of(trace, module),
-        )
-    )
+def _kernels(structure: Structure) -> tuple[KernelStat, ...]:
+    trace, operator = structure.trace, structure.launching_operator
+    module = structure.tree.nearest(operator, is_module(trace))
+    every = np.arange(len(operator))
+    return tuple(kernel_stats(structure, every, names_of(trace, operator), names_of(trace, module)))
 
 
-def _collectives(
-    trace: Trace, linked: Links, kinds: np.ndarray, seen: Window, device: int | None
-) -> Collectives | None:
+def _collectives(structure: Structure, device: int | None) -> Collectives | None:
+    trace, linked, seen = structure.trace, structure.links, structure.window
     if device is None:
         rows = np.flatnonzero(host_collectives(trace))
         start_ns = trace.start_ns[rows]
         end_ns = start_ns + np.maximum(trace.duration_ns[rows], 0)
     else:
-        is_one = (kinds[linked.rows] == KINDS.index("communication")) & (linked.device == device)
+        is_one = (structure.kinds[linked.rows] == KINDS.index("communication")) & (linked.device == device)
         rows, start_ns, end_ns = linked.rows[is_one], linked.start_ns[is_one], linked.end_ns[is_one]
     inside = np.flatnonzero((start_ns >= seen.start_ns) & (start_ns < seen.end_ns))
     if not len(inside):
@@ -248,11 +222,10 @@ def _collectives(
     return collectives(trace.names, trace.name[rows[order]], start_ns[order], end_ns[order], seen.edges_ns)
 
 
-def _backlog(trace: Trace, linked: Links, kinds: np.ndarray) -> tuple[KernelStat, ...]:
-    rows = linked.rows[linked.is_backlog]
-    nobody = np.full(len(rows), ABSENT)
-    spent_ns = (linked.end_ns - linked.start_ns)[linked.is_backlog]
-    return tuple(kernel_stats(trace.names, trace.name[rows], kinds[rows], spent_ns, nobody, nobody))
+def _backlog(structure: Structure) -> tuple[KernelStat, ...]:
+    work = np.flatnonzero(structure.links.is_backlog)
+    nobody = np.full(len(work), ABSENT)
+    return tuple(kernel_stats(structure, work, nobody, nobody))
 
 
 def clipped_union(start_ns: np.ndarray, end_ns: np.ndarray, window: Window) -> Intervals:
@@ -260,20 +233,17 @@ def clipped_union(start_ns: np.ndarray, end_ns: np.ndarray, window: Window) -> I
     return union(np.maximum(start_ns, window.start_ns), np.minimum(end_ns, window.end_ns))
 
 
-def breakdown(
-    device: int | None,
-    window: Window,
-    work: Mapping[str, Intervals],
-    busy: Intervals,
-    idle: IdleTime,
-    line: Callable[[int], str | None],
-    playback: Playback | None = None,
-) -> Breakdown:
-    """Return how one device spent the window; `work` holds what it did of each kind, `busy` all of it.
+def breakdown(structure: Structure, number: int | None, device: Device, work: Mapping[str, Intervals]) -> Breakdown:
+    """Return how one device spent the window; `work` holds what it did of each kind.
 
-    `line` tells in which line of the program an event of the host lies.
-    Without a `playback`, the times without a cause are the window less the time that is booked on it.
+    `number` is None for the host: its times without a cause are the window less the time that is booked on it.
     """
+    window = structure.window
+    starts, ends = zip(*((spans.start_ns, spans.end_ns) for spans in work.values()), strict=True)
+    busy = union(np.concatenate(starts), np.concatenate(ends))
+    gaps = busy.complement(window.start_ns, window.end_ns)
+    idle = IdleTime(structure.trace, device, gaps, structure.activity)
+    playback = None if number is None else Playback(structure, device, work, idle)
     edges = np.append(window.edges_ns, window.end_ns)  # the last span is what runs on after the last step
     spans = min(MOST_SPANS, max(1, window.length_ns))
     ticks = np.array([window.start_ns + span * window.length_ns // spans for span in range(spans + 1)], dtype=np.int64)
@@ -283,24 +253,24 @@ def breakdown(
     exposed = {kind: _summed(spent, moments, edges) for kind, spent in busy_of.items()}
     steps = tuple(
         StepTimes(
-            number=number,
-            start_ns=int(edges[place]),
-            duration_ns=int(edges[place + 1] - edges[place]),
-            busy_ns={kind: int(spent[place]) for kind, spent in exposed.items()},
-            idle_ns=dict(zip(CAUSES, causes[place].tolist(), strict=True)),
+            number=step,
+            start_ns=int(edges[index]),
+            duration_ns=int(edges[index + 1] - edges[index]),
+            busy_ns={kind: int(spent[index]) for kind, spent in exposed.items()},
+            idle_ns=dict(zip(CAUSES, causes[index].tolist(), strict=True)),
         )
-        for place, number in enumerate(window.steps)
+        for index, step in enumerate(window.steps)
     )
     compute = work.get("compute")
     communication = work.get("communication")
     overlap = None
     if compute is not None and communication is not None and communication.total_ns:
         overlap = compute.intersection(communication).total_ns / communication.total_ns
-    causes_ns = {cause: int(causes[:, place].sum()) for place, cause in enumerate(CAUSES)}
+    causes_ns = {cause: int(causes[:, number].sum()) for number, cause in enumerate(CAUSES)}
     exposed_ns = {kind: int(spent.sum()) for kind, spent in exposed.items()}
     without_ns, least_ns, alone_ns = _without(window, {**exposed_ns, **causes_ns}, busy.total_ns, playback)
     return Breakdown(
-        device=device,
+        device=number,
         window_ns=window.length_ns,
         busy_ns=busy.total_ns,
         idle_ns=window.length_ns - busy.total_ns,
@@ -309,7 +279,7 @@ def breakdown(
         communication_overlap=overlap,
         causes_ns=causes_ns,
         cause_details=idle.details(),
-        contributors=idle.contributors(line),
+        contributors=idle.contributors(lambda row: line_of(structure, row)),
         without_ns=without_ns,
         least_ns=least_ns,
         alone_ns=alone_ns,
@@ -345,10 +315,10 @@ def _quartiles(steps: Sequence[StepTimes]) -> dict[str, Quartiles]:
         return {}
     rows = [{"duration": step.duration_ns, **step.busy_ns, **step.idle_ns} for step in steps]
     ascending = np.sort(np.array([list(row.values()) for row in rows]), axis=0)
-    place = np.array([[0.25], [0.5], [0.75]]) * (len(rows) - 1)  # np.percentile would load numpy.ma for that: 11 ms
-    below = place[:, 0].astype(int)
+    position = np.array([[0.25], [0.5], [0.75]]) * (len(rows) - 1)  # np.percentile would load numpy.ma for that: 11 ms
+    below = position[:, 0].astype(int)
     lower, upper = ascending[below], ascending[np.minimum(below + 1, len(rows) - 1)]
-    values = lower + (upper - lower) * (place - below[:, None])
+    values = lower + (upper - lower) * (position - below[:, None])
     return {name: Quartiles(*column) for name, column in zip(rows[0], values.T.tolist(), strict=True)}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from boundby.trace.kernels import LaunchStats
 from boundby.trace.linking import Links
+from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, HOST_CATEGORIES, LAUNCH_CATEGORIES, PYTHON_FRAME, Trace
 from boundby.trace.windows import Window
 
@@ -31,15 +32,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def findings(
-    trace: Trace,
-    linked: Links,
-    window: Window,
+    structure: Structure,
     launches: LaunchStats,
     *,
     expected_steps: int | None = None,
     stacks_expected: bool = False,
 ) -> tuple[Finding, ...]:
     """Return what is wrong with the trace, the fatal ones first; () is a sound one."""
+    trace, linked, window = structure.trace, structure.links, structure.window
     faults = list(_damage(trace))
     faults += _contents(trace, linked)
     faults += _steps(window, expected_steps)
@@ -59,14 +59,14 @@ def _damage(trace: Trace) -> Iterator[Finding]:
     """Yield what could not be read: fatal where the file is cut short or much of it is lost."""
     for fault in trace.faults:
         if fault.events is None:
-            yield Finding("damaged", True, f"{fault.text}; what is whole of it is told")
+            yield Finding("damaged", True, f"{fault.text}; the events before that are analysed")
             continue
         share = fault.events / (fault.events + len(trace.start_ns))
         yield Finding("damaged", share > MUCH_DAMAGED, f"{fault.text} ({share:.2%} of all)")
 
 
 def _contents(trace: Trace, linked: Links) -> Iterator[Finding]:
-    """Yield what the trace holds that cannot be told about, and what it would have to hold."""
+    """Yield which events are not understood here, and which are missing."""
     odd = trace.not_understood
     if odd:
         count, is_host_only = sum(odd.values()), not len(linked.rows)
@@ -74,23 +74,21 @@ def _contents(trace: Trace, linked: Links) -> Iterator[Finding]:
         text = f"{count:,} event(s) are of kinds that are not understood here ({named})"
         is_much = count > MUCH_NOT_UNDERSTOOD * len(trace.start_ns)
         if is_host_only and is_much:
-            text = f"{text}, and no work of a device is: what the host waited for there cannot be told"
+            text = f"{text}, and no kernel or copy of a device: why the host waited for it is unknown"
         yield Finding("not_understood", is_host_only and is_much, text)
     if len(trace.processes) > 1:
         named = ", ".join(str(process)[:20] for process in trace.processes[:MOST_NAMED])
-        text = (
-            f"{len(trace.processes)} processes ({named}) are in one file, and which launched what cannot be told apart"
-        )
+        text = f"{len(trace.processes)} processes ({named}) are in one file, and which launched what is ambiguous"
         yield Finding("processes", True, f"{text}; give the file that each of them recorded")
     if not len(trace.start_ns) or trace.is_operator.any():
         return
     if not len(linked.rows):
-        text = "the trace holds neither operators nor work of a device that is understood here"
+        text = "the trace holds neither operators nor kernels that are understood here"
         yield Finding(
             "operators", True, f"{text}; record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
     elif not trace.in_categories(HOST_CATEGORIES).any():
-        text = "nothing of the host was recorded, so what the device waited for cannot be told"
+        text = "no host events were recorded, so why the device was idle is unknown"
         yield Finding("operators", False, f"{text}; record ProfilerActivity.CPU as well")
 
 
@@ -101,7 +99,7 @@ def _steps(window: Window, expected: int | None) -> Iterator[Finding]:
         text = f"{missing} of the steps {steps[0]} to {steps[-1]} are missing"
         yield Finding("steps", True, text)
     if window.repeated:
-        text = f"{len(window.repeated)} step number(s) stand at two different times, such as {window.repeated[0]}"
+        text = f"{len(window.repeated)} step number(s) occur at two times, such as {window.repeated[0]}"
         yield Finding("steps", True, f"{text}: several recordings are mixed in the file")
     if expected is not None and len(steps) < expected:
         yield Finding("steps", True, f"{len(steps)} of {expected} steps are in the trace")
@@ -111,41 +109,41 @@ def _durations(trace: Trace, linked: Links) -> Iterator[Finding]:
     negative = np.flatnonzero(trace.duration_ns < 0)
     if len(negative):
         name = trace.names[trace.name[negative[0]]][:80]
-        yield Finding("negative", True, f"{len(negative)} event(s) last less than nothing, such as {name!r}")
+        yield Finding("negative", True, f"{len(negative)} event(s) have a negative duration, such as {name!r}")
     empty = int((linked.start_ns == linked.end_ns).sum())
     if empty:
         is_much = empty > LOST_WORK * len(linked.rows)
-        text = f"{empty} of {len(linked.rows)} pieces of work of the device last 0 ns"
+        text = f"{empty} of {len(linked.rows)} device operations last 0 ns"
         yield Finding("zero", False, f"{text}{', so busy time is understated' if is_much else ''}")
 
 
 def _links(trace: Trace, linked: Links, window: Window, launches: LaunchStats) -> Iterator[Finding]:
     if launches.calls and launches.calls_without_work > LOST_WORK * launches.calls and len(linked.rows):
         share = launches.calls_without_work / launches.calls
-        text = f"{launches.calls_without_work} of {launches.calls} launching calls ({share:.1%}) are without work"
+        text = f"{launches.calls_without_work} of {launches.calls} launches ({share:.1%}) have no kernel or copy"
         yield Finding("lost", share > MUCH_LOST_WORK, f"{text}; records of the device were lost")
     inside = linked.is_backlog & (linked.start_ns >= window.start_ns) & (linked.start_ns < window.end_ns)
     backlog = int(inside.sum())
     if backlog:
         spent_ms = float((linked.end_ns - linked.start_ns)[inside].sum()) / 1e6
-        text = f"the first {backlog:,} pieces of work of the device ({spent_ms:,.1f} ms) were launched before the"
-        yield Finding("backlog", False, f"{text} recording began: the host was ahead; what launched them is not known")
+        text = f"the first {backlog:,} device operations ({spent_ms:,.1f} ms) were launched before the recording began"
+        yield Finding("backlog", False, f"{text}: the host ran ahead; which operators launched them is unknown")
     orphans = launches.work_without_call - backlog
     if orphans:
         share = orphans / launches.work
-        text = f"{orphans} of {launches.work} pieces of work of the device ({share:.1%})"
-        text = f"{text} have no launch in the trace; what they waited for cannot be told"
+        text = f"{orphans} of {launches.work} device operations ({share:.1%}) have no launch in the trace"
+        text = f"{text}; what they waited for is unknown"
         yield Finding("orphaned", share > MUCH_ORPHANED, text)
     joined = linked.launch != ABSENT
     early = int((linked.start_ns[joined] < trace.start_ns[linked.launch[joined]]).sum())
     if early:
         share = early / int(joined.sum())
-        text = f"{early} piece(s) of work of the device ({share:.1%}) begin before their own launch"
+        text = f"{early} device operation(s) ({share:.1%}) begin before their own launch"
         yield Finding("clocks", share > EARLY_STARTS, f"{text}: the clocks of host and device disagree")
     overlaps = _overlaps(trace, linked)
     if overlaps:
         text = f"{overlaps} kernel(s) begin before the one before them in the same stream has ended"
-        yield Finding("overlap", False, f"{text}; their times are not to be trusted to the microsecond")
+        yield Finding("overlap", False, f"{text}; their times are not exact to the microsecond")
 
 
 def _overlaps(trace: Trace, linked: Links) -> int:

@@ -38,14 +38,12 @@ LONGEST_LITERAL = 16  # characters: "-Infinity", an escape; an error so near to 
 NEAR_THE_END_BYTES = 4096  # of a chunk, searched first for the end of its last event
 FILLING = re.compile(r"[^\s,]")
 # The phases of the Chrome trace format without a duration: instants, counters, flows, metadata, objects, ...
-OTHER_PHASES = "IMPCsftbneSTpFNODRcVv()a"
+OTHER_PHASES = "BEIMPCsftbneSTpFNODRcVv()a"
 NAMED = 80  # characters of a text that a message quotes
 LONGEST_DURATION_US = 2.0**46 / 1000  # 19 hours: the sum of 100,000 such durations is an int64 as well
 LONGEST_US = 2.0**61 / 1000  # 73 years: int64 nanoseconds also hold the difference of two such times plus a third
 MOST_DIGITS = 16  # of the whole µs below LONGEST_US
 FRACTION_DIGITS = 3
-PLAIN = np.zeros(256, dtype=np.int64)
-PLAIN[list(b"0123456789.,")] = 1
 
 
 class NotATrace(ValueError):
@@ -55,7 +53,7 @@ class NotATrace(ValueError):
 class Fault(msgspec.Struct, frozen=True):
     """What of a file could not be read. `events` are left out; None: all that the file lacks."""
 
-    kind: Literal["cut_short", "damaged", "untimed", "unpaired"]
+    kind: Literal["cut_short", "damaged", "untimed"]
     events: int | None
     text: str
 
@@ -102,16 +100,6 @@ class Complete(Timed, gc=False, tag_field="ph", tag="X"):
     args: Args | None = None
 
 
-class Begin(Timed, gc=False, tag_field="ph", tag="B"):
-    """The start of a span whose end is an event of its own."""
-
-    args: Args | None = None
-
-
-class End(Timed, gc=False, tag_field="ph", tag="E"):
-    """The end of the innermost span that its thread has begun."""
-
-
 class Instant(Timed, gc=False, tag_field="ph", tag="i"):
     """A point in time."""
 
@@ -125,7 +113,7 @@ class Header(msgspec.Struct):
     devices: list[dict[str, Any]] | None = msgspec.field(default=None, name="deviceProperties")
 
 
-Event = Complete | Begin | End | Instant
+Event = Complete | Instant
 _PHASES: Any = Event
 for _phase in OTHER_PHASES:
     _PHASES |= msgspec.defstruct(f"Phase{ord(_phase)}", [], gc=False, tag_field="ph", tag=_phase)
@@ -174,8 +162,8 @@ class Decoding:
         if self._source.fault:
             self.faults.append(Fault("cut_short", None, self._source.fault))
         if self._damaged:
-            said = f"{self._damaged:,} event(s) could not be read; the first one: {self._example}"
-            self.faults.append(Fault("damaged", self._damaged, said))
+            reason = f"{self._damaged:,} event(s) could not be read; the first one: {self._example}"
+            self.faults.append(Fault("damaged", self._damaged, reason))
 
     def _bounded(self, source: Source) -> Iterator[bytes]:
         total = 0
@@ -233,8 +221,8 @@ class Decoding:
                 self._add_to_header(_header(opening + left.encode()))
                 is_whole = True
         if not is_whole:
-            said = "the file ends before its list of events, or what follows it, does: it was cut short"
-            self.faults.append(Fault("cut_short", None, said))
+            reason = "the file ends before its list of events, or what follows it, does: it was cut short"
+            self.faults.append(Fault("cut_short", None, reason))
         return events
 
     def _one_by_one(self, text: str, *, more_follows: bool) -> tuple[list[Event], str]:
@@ -288,7 +276,7 @@ def _event(text: str, value: object) -> Event:
         return cast(Event, _EVENT.decode(text.encode()))
     if isinstance(value, dict):
         odd = {name for name, kinds in OPTIONAL.items() if not isinstance(value.get(name), kinds)}
-        value = {name: each for name, each in value.items() if name not in odd}
+        value = {name: item for name, item in value.items() if name not in odd}
     return cast(Event, _EVENT.decode(json.dumps(value).encode()))
 
 
@@ -331,36 +319,18 @@ def whole_nanoseconds(microseconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def exact_nanoseconds(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Return decimal texts of µs as int64 ns without a detour over doubles that are too coarse, and the usable ones."""
-    joined = b",".join(texts)
-    characters = np.frombuffer(joined + b",", dtype=np.uint8)
-    aligned = _aligned(characters, len(texts))
+    aligned = _aligned(np.frombuffer(b",".join(texts) + b",", dtype=np.uint8), len(texts))
     if aligned is not None:
         return aligned, np.ones(len(texts), dtype=bool)
-    end = np.flatnonzero(characters == ord(","))
-    if len(end) != len(texts) or not len(texts):
-        return _one_by_one(texts)
-    start = np.concatenate([[0], end[:-1] + 1])
-    point = end.copy()
-    points = np.flatnonzero(characters == ord("."))
-    of_row = np.searchsorted(end, points)
-    point[of_row] = points
-    odd = np.zeros(len(end), dtype=bool)  # a sign, an exponent, quotes, nothing at all, or too long
-    if PLAIN @ np.bincount(characters, minlength=256) != len(characters):
-        odd |= np.add.reduceat(PLAIN[characters] == 0, start) > 0
-    if (of_row[1:] == of_row[:-1]).any():
-        odd |= np.add.reduceat(characters == ord("."), start) > 1
-    odd |= (point == start) | (point - start > MOST_DIGITS)
-    numbers = _digit_by_digit(characters, start, point, end)
-    usable = np.ones(len(end), dtype=bool)
-    for row in np.flatnonzero(odd).tolist():
-        numbers[row : row + 1], usable[row : row + 1] = _one_by_one([texts[row]])
-    return numbers, usable
+    numbers = [_nanoseconds(bytes(text)) for text in texts]
+    usable = np.array([number is not None for number in numbers], dtype=bool)
+    return np.array([number or 0 for number in numbers], dtype=np.int64), usable
 
 
 def _aligned(characters: np.ndarray, count: int) -> np.ndarray | None:
     """Return the numbers where all have as many digits before and behind the point; None where they do not.
 
-    They do in traces that count from 1970, and in nearly all pieces of others: a tenth of the time of the general way.
+    They do in traces that count from 1970, and in nearly all pieces of others: far faster than one by one.
     """
     width, rest = divmod(len(characters), max(count, 1))
     if rest or width < 2:
@@ -368,49 +338,34 @@ def _aligned(characters: np.ndarray, count: int) -> np.ndarray | None:
     table = characters.reshape(count, width)
     points = np.flatnonzero(table[0] == ord("."))
     point = int(points[0]) if len(points) == 1 else width - 1
-    places = [place for place in range(width - 1) if place != point]
-    digits = table[:, places] - np.uint8(ord("0"))  # what is no digit wraps around, above 9
+    columns = [column for column in range(width - 1) if column != point]
+    digits = table[:, columns] - np.uint8(ord("0"))  # what is no digit wraps around, above 9
     is_aligned = (table[:, -1] == ord(",")).all() and (table[:, point] == table[0, point]).all()
     if len(points) > 1 or not 0 < point <= MOST_DIGITS or not is_aligned or digits.max() > 9:
         return None
     numbers = np.zeros(count, dtype=np.int64)
-    for place in range(point + FRACTION_DIGITS):
+    for column in range(point + FRACTION_DIGITS):
         numbers *= 10
-        if place < len(places):
-            numbers += digits[:, place]
-    if len(places) > point + FRACTION_DIGITS:
+        if column < len(columns):
+            numbers += digits[:, column]
+    if len(columns) > point + FRACTION_DIGITS:
         numbers += digits[:, point + FRACTION_DIGITS] >= 5
     return numbers
 
 
-def _digit_by_digit(characters: np.ndarray, start: np.ndarray, point: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the numbers whose digits stand from `start` to `point` and behind it to `end`, times 1000 and rounded."""
-    digits = characters.astype(np.int64) - ord("0")
-    numbers: np.ndarray = np.zeros(len(end), dtype=np.int64)
-    length = point - start
-    last = len(digits) - 1
-    for place in range(min(int(length.max()), MOST_DIGITS)):
-        there = length > place
-        numbers = np.where(there, 10 * numbers + digits[np.minimum(start + place, last)], numbers)
-    for place in range(1, FRACTION_DIGITS + 1):
-        at = point + place
-        numbers = 10 * numbers + np.where(at < end, digits[np.minimum(at, last)], 0)
-    after = point + FRACTION_DIGITS + 1
-    numbers += (after < end) & (digits[np.minimum(after, last)] >= 5)
-    return numbers
-
-
-def _one_by_one(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def _nanoseconds(text: bytes) -> int | None:
+    """Return one text of µs as ns, rounded; None for what is no number of at most 73 years."""
+    whole, _, fraction = text.partition(b".")
+    if whole.isdigit() and len(whole) <= MOST_DIGITS and (fraction + b"0").isdigit():
+        return int(whole + (fraction + b"000")[:FRACTION_DIGITS]) + (
+            fraction[FRACTION_DIGITS : FRACTION_DIGITS + 1] >= b"5"
+        )
     from decimal import Decimal  # rare, and worth 3 ms of every start
 
-    numbers = np.zeros(len(texts), dtype=np.int64)
-    usable = np.zeros(len(texts), dtype=bool)
-    for row, text in enumerate(texts):
-        try:
-            microseconds = Decimal(bytes(text).decode().strip('"'))
-            if microseconds.is_finite() and abs(microseconds) < LONGEST_US:
-                numbers[row] = int((microseconds * 1000).to_integral_value())
-                usable[row] = True
-        except (ArithmeticError, UnicodeDecodeError):  # no number, or one with an absurd exponent
-            continue
-    return numbers, usable
+    try:
+        microseconds = Decimal(text.decode().strip('"'))
+        if microseconds.is_finite() and abs(microseconds) < LONGEST_US:
+            return int((microseconds * 1000).to_integral_value())
+    except (ArithmeticError, UnicodeDecodeError):  # no number, or one with an absurd exponent
+        pass
+    return None

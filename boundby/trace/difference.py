@@ -4,13 +4,11 @@ One trace is one sample: another run of the same program differs as well. The on
 the steps inside each trace, and the change of the step time is held against it.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
-import numpy as np
 
 from boundby.trace.analysis import HOST_KIND, LEAST_STEPS, Analysis
 from boundby.trace.operator_table import by_name
@@ -25,6 +23,7 @@ FLOATING = frozenset(
 Unlikeness = Literal["device", "host_only", "ranks", "steps", "shapes", "types", "backlog"]
 Callers = Mapping[str, Mapping[Caller, int]]
 Key = tuple[str, str | None]
+Name = TypeVar("Name")
 
 
 class Unlike(msgspec.Struct, frozen=True):
@@ -85,7 +84,7 @@ class Change(msgspec.Struct, frozen=True):
     kind: str | None  # of a kernel: one of `links.KINDS`
     a: Amount | None
     b: Amount | None
-    place: str | None = None  # of an operator: its module or stack, where grouped by that
+    location: str | None = None  # of an operator: its module or stack, where grouped by that
 
     def difference(self, quantity: str) -> float | None:
         """Return B minus A of a field of `Amount`, a missing side being 0; None where it is not recorded."""
@@ -166,43 +165,118 @@ def diff(
     """Return what differs in `b` from `a`. Names must be equal to match, template arguments of kernels included.
 
     Work that was launched before a recording began is left out of the amounts of kernels. `operators` are those of both
-    traces grouped by what `group_by` says, where that is not the shapes; `called_by` is what `stacks.callers` tells.
+    traces grouped by what `group_by` says, where that is not the shapes; `called_by` is what `callers` gives for each.
     """
-    steps = len(a.step_numbers), len(b.step_numbers)
-    scale = (1 / steps[0], 1 / steps[1]) if all(steps) else (1.0, 1.0)
+    is_per_step = bool(a.step_numbers and b.step_numbers)
+    sides = _Side(a, is_per_step), _Side(b, is_per_step)
     grouped = operators or (a.operators, b.operators)
-    if not all(any(_detail(stat, group_by) for stat in side) for side in grouped):
+    if not all(any(_detail(stat, group_by) for stat in stats) for stats in grouped):
         group_by = "name"
-    matched = [_operators(side, group_by, factor) for side, factor in zip(grouped, scale, strict=True)]
-    by_name = [_operators(side.operators, "name", factor) for side, factor in zip((a, b), scale, strict=True)]
-    kernels = [_kernels(side, factor) for side, factor in zip((a, b), scale, strict=True)]
-    first, second = a.devices[0], b.devices[0]
-    busy, idle = _times(first.exposed_ns, second.exposed_ns, scale), _times(first.causes_ns, second.causes_ns, scale)
-    comparable = (first.device is None) == (second.device is None)  # else not one kind of work is the same
-    changed = [Change(name, None, None, *sides) for (name, _), sides in _paired(*by_name)]
+    matched = _paired(*(side.operators(stats, group_by) for side, stats in zip(sides, grouped, strict=True)))
+    by_operator = {
+        name: pair for (name, _), pair in _paired(*(side.operators(side.analysis.operators) for side in sides))
+    }
+    kernels = _paired(*(side.kernels() for side in sides))
+    busy, idle = (
+        _times(*(side.scaled(getattr(side.device, field)) for side in sides)) for field in ("exposed_ns", "causes_ns")
+    )
+    comparable = (sides[0].device.device is None) == (
+        sides[1].device.device is None
+    )  # else no kind of work is the same
+    parts = []
+    for change in _notable([*busy, *idle]) if comparable else ():
+        most = _most_changed(change, [side.spent(change.name) for side in sides])
+        if most is not None:
+            name, nanoseconds = most
+            operator = Change(name, None, None, *by_operator[name]) if name in by_operator else None
+            calls = operator.difference("calls") if operator else None
+            caller = called_by and _caller(
+                [side.scaled(known.get(name, {})) for side, known in zip(sides, called_by, strict=True)]
+            )
+            parts.append(Part(change.name, change.change_ns, MostChanged(name, nanoseconds, calls, caller)))
+        else:
+            parts.append(Part(change.name, change.change_ns, None))
     return Diff(
-        is_per_step=all(steps),
+        is_per_step=is_per_step,
         group_by=group_by,
         window_a_ns=a.window_ns,
         window_b_ns=b.window_ns,
-        step_a=_step_spread(a),
-        step_b=_step_spread(b),
+        step_a=sides[0].step_spread(),
+        step_b=sides[1].step_spread(),
         busy=busy,
         idle=idle,
         unlike=tuple(_unlike(a, b)),
-        parts=_parts([*busy, *idle], _Contributions(a, b, scale, changed, called_by)) if comparable else (),
+        parts=tuple(parts),
         operators=_heaviest_first(
-            Change(
-                name,
-                detail if group_by == "shapes" else None,
-                None,
-                *sides,
-                place=None if group_by == "shapes" else detail,
-            )
-            for (name, detail), sides in _paired(*matched)
+            Change(name, detail, None, *pair)
+            if group_by == "shapes"
+            else Change(name, None, None, *pair, location=detail)
+            for (name, detail), pair in matched
         ),
-        kernels=_heaviest_first(Change(name, None, kind, *sides) for (name, kind), sides in _paired(*kernels)),
+        kernels=_heaviest_first(Change(name, None, kind, *pair) for (name, kind), pair in kernels),
     )
+
+
+class _Side:
+    """One of the two traces; its amounts are per step where both have steps."""
+
+    def __init__(self, analysis: Analysis, is_per_step: bool) -> None:
+        self.analysis = analysis
+        self.device = analysis.devices[0]
+        self._factor = 1 / len(analysis.step_numbers) if is_per_step else 1.0
+
+    def scaled(self, amounts: Mapping[Name, int]) -> dict[Name, float]:
+        """Return amounts per step."""
+        return {name: amount * self._factor for name, amount in amounts.items()}
+
+    def operators(self, stats: Sequence[OpStat], group_by: str = "name") -> dict[Key, Amount]:
+        """Return the amounts by name and what else the operators are grouped by, or by name alone."""
+        return {
+            (stat.name, _detail(stat, group_by)): self._amount(
+                stat.calls, stat.device_self_ns, stat.device_total_ns, stat.cpu_self_ns
+            )
+            for stat in (by_name(stats) if group_by == "name" else stats)
+        }
+
+    def kernels(self) -> dict[Key, Amount]:
+        """Return the amounts by name and kind, without what was launched before the recording began."""
+        early = {(stat.name, stat.kind): stat for stat in self.analysis.backlog}
+        amounts: dict[Key, Amount] = {}
+        for kernel in self.analysis.kernels:
+            before = early.get((kernel.name, kernel.kind))
+            calls = kernel.calls - (before.calls if before else 0)
+            spent = kernel.total_ns - (before.total_ns if before else 0)
+            if calls:
+                amounts[kernel.name, kernel.kind] = self._amount(calls, spent, spent, None)
+        return amounts
+
+    def spent(self, what: str) -> dict[str, float]:
+        """Return who spent the time of a kind of work, or what the host was in during a cause of idling."""
+        if what == HOST_KIND:
+            pairs: Iterable[tuple[str, int]] = ((stat.name, stat.cpu_self_ns) for stat in self.analysis.operators)
+        elif what in self.device.exposed_ns:
+            early = {(stat.name, stat.kind): stat.total_ns for stat in self.analysis.backlog}
+            pairs = (
+                (stat.operator or stat.name, stat.total_ns - early.get((stat.name, stat.kind), 0))
+                for stat in self.analysis.kernels
+                if stat.kind == what
+            )
+        else:
+            pairs = self.device.cause_details.get(what, ())
+        spent: Counter[str] = Counter()
+        for name, nanoseconds in pairs:
+            spent[name] += nanoseconds
+        return self.scaled(spent)
+
+    def step_spread(self) -> StepSpread | None:
+        """Return how long its steps are; None without any."""
+        length = self.device.step_quartiles.get("duration")
+        if length is None:
+            return None
+        return StepSpread(len(self.device.steps), length.median_ns, length.first_ns, length.third_ns)
+
+    def _amount(self, calls: int, *nanoseconds: int | None) -> Amount:
+        return Amount(calls * self._factor, *(None if spent is None else spent * self._factor for spent in nanoseconds))
 
 
 def _detail(stat: OpStat, group_by: str) -> str | None:
@@ -230,19 +304,17 @@ def _unlike(a: Analysis, b: Analysis) -> Iterator[Unlike]:
         yield Unlike("ranks", f"A is rank {a.rank}, B rank {b.rank}")
     steps = [len(side.step_numbers) for side in (a, b)]
     if steps[0] != steps[1]:
-        told = [f"{count} step(s)" if count else "no marks of steps" for count in steps]
-        yield Unlike("steps", f"A holds {told[0]}, B {told[1]}")
+        described = [f"{count} step(s)" if count else "no marks of steps" for count in steps]
+        yield Unlike("steps", f"A holds {described[0]}, B {described[1]}")
     yield from _other_shapes(a, b)
-    types = [sorted(each.removeprefix("c10::") for each in side.input_types & FLOATING) for side in (a, b)]
+    types = [sorted(type_name.removeprefix("c10::") for type_name in side.input_types & FLOATING) for side in (a, b)]
     if all(types) and types[0] != types[1]:
         yield Unlike("types", f"operators of A take {', '.join(types[0])}, those of B {', '.join(types[1])}")
     for name, side in (("A", a), ("B", b)):
         if side.backlog:
-            calls, spent = sum(each.calls for each in side.backlog), sum(each.total_ns for each in side.backlog)
-            text = (
-                f"{calls:,} pieces of work of {name} ({spent / 1e6:,.1f} ms) were launched before its recording began"
-            )
-            yield Unlike("backlog", f"{text}; they are left out of the amounts of kernels")
+            calls, spent = sum(kernel.calls for kernel in side.backlog), sum(kernel.total_ns for kernel in side.backlog)
+            text = f"{calls:,} device operations of {name} ({spent / 1e6:,.1f} ms) were launched before its recording"
+            yield Unlike("backlog", f"{text} began; they are left out of the amounts of kernels")
 
 
 def _other_shapes(a: Analysis, b: Analysis) -> Iterator[Unlike]:
@@ -253,7 +325,7 @@ def _other_shapes(a: Analysis, b: Analysis) -> Iterator[Unlike]:
     common = shapes[0] & shapes[1]
     spent, other = 0, 0
     examples: list[tuple[int, OpStat]] = []
-    for stat in (each for side in known for each in side if each.name in names):
+    for stat in (stat for side in known for stat in side if stat.name in names):
         spent += stat.cpu_self_ns
         if (stat.name, stat.input_shapes) not in common:
             other += stat.cpu_self_ns
@@ -262,141 +334,34 @@ def _other_shapes(a: Analysis, b: Analysis) -> Iterator[Unlike]:
         return
     name = max(examples, key=lambda example: example[0])[1].name
     most = [max((s for s in side if s.name == name), key=lambda s: s.calls).input_shapes or "" for side in known]
-    batch = _batch_sizes(known[0], known[1], names)
-    said = f", mostly {batch[0]} in A where it is {batch[1]} in B" if batch else ""
-    text = f"inputs have other sizes{said}: {name} takes {most[0][:60]} in A, {most[1][:60]} in B"
+    text = f"inputs have other sizes: {name} takes {most[0][:60]} in A, {most[1][:60]} in B"
     yield Unlike("shapes", text)
-
-
-def _batch_sizes(a: Sequence[OpStat], b: Sequence[OpStat], names: set[str]) -> tuple[int, int] | None:
-    """Return the pair of sizes that most often stand in the same place of the shapes, where there are two; else None.
-
-    Operators of one name are paired in the order of their time; those with several shapes may be paired wrongly, which
-    the majority outvotes.
-    """
-    votes: Counter[tuple[int, int]] = Counter()
-    for name in names:
-        for one, other in zip(*([s.input_shapes for s in side if s.name == name] for side in (a, b)), strict=False):
-            try:
-                sizes = [_flat(json.loads(shapes or "[]")) for shapes in (one, other)]
-            except (ValueError, RecursionError):
-                continue
-            if len(sizes[0]) == len(sizes[1]):
-                votes.update({pair for pair in zip(*sizes, strict=True) if pair[0] != pair[1]})
-    if not votes:
-        return None
-    pair, count = votes.most_common(1)[0]
-    return pair if count > 1 and 2 * count > max(votes.values()) else None
-
-
-def _flat(value: object) -> list[int]:
-    if isinstance(value, list):
-        return [size for each in value for size in _flat(each)]
-    return [value] if type(value) is int else []
 
 
 # What the change is made of
 
 
-class _Contributions:
-    """Who made a kind of work or a cause of idling longer or shorter, by name."""
-
-    def __init__(
-        self,
-        a: Analysis,
-        b: Analysis,
-        scale: tuple[float, float],
-        operators: Sequence[Change],
-        called_by: tuple[Callers, Callers] | None,
-    ) -> None:
-        self._sides = a, b
-        self._scale = scale
-        self._operators = {change.name: change for change in operators}
-        self._called_by = called_by
-
-    def largest(self, part: TimeChange) -> MostChanged | None:
-        """Return the one that changed most in the direction of the part; None where nothing is known by name."""
-        spent = [self._spent(side, part.name, factor) for side, factor in zip(self._sides, self._scale, strict=True)]
-        changes = {name: spent[1].get(name, 0.0) - spent[0].get(name, 0.0) for name in {**spent[0], **spent[1]}}
-        sign = 1 if part.change_ns > 0 else -1
-        name = max(changes, key=lambda each: sign * changes[each], default=None)
-        if name is None or sign * changes[name] <= 0:
-            return None
-        operator = self._operators.get(name)
-        calls = None if operator is None else operator.difference("calls")
-        return MostChanged(name, changes[name], calls, self._caller(name))
-
-    def _spent(self, side: Analysis, what: str, factor: float) -> dict[str, float]:
-        if what == HOST_KIND:
-            pairs: Iterable[tuple[str, int]] = ((stat.name, stat.cpu_self_ns) for stat in side.operators)
-        elif what in side.devices[0].exposed_ns:
-            early = {(stat.name, stat.kind): stat.total_ns for stat in side.backlog}
-            pairs = (
-                (stat.operator or stat.name, stat.total_ns - early.get((stat.name, stat.kind), 0))
-                for stat in side.kernels
-                if stat.kind == what
-            )
-        else:
-            pairs = side.devices[0].cause_details.get(what, ())
-        spent: Counter[str] = Counter()
-        for name, nanoseconds in pairs:
-            spent[name] += nanoseconds
-        return {name: nanoseconds * factor for name, nanoseconds in spent.items()}
-
-    def _caller(self, name: str) -> Caller | None:
-        """Return the caller whose calls changed most; where none did, the one with most of them."""
-        if self._called_by is None:
-            return None
-        a, b = (
-            {caller: count * factor for caller, count in side.get(name, {}).items()}
-            for side, factor in zip(self._called_by, self._scale, strict=True)
-        )
-        known = {caller: (abs(b.get(caller, 0.0) - a.get(caller, 0.0)), b.get(caller, 0.0)) for caller in {**a, **b}}
-        most = max(known, key=lambda caller: known[caller], default=None)
-        return most if most is not None and any(most) else None
-
-
-def _parts(changes: Sequence[TimeChange], contributions: _Contributions) -> tuple[Part, ...]:
-    """Return the parts that are worth a line, the largest first."""
+def _notable(changes: Sequence[TimeChange]) -> list[TimeChange]:
+    """Return the changes that are worth a line, the largest first."""
     ordered = sorted(changes, key=lambda change: -abs(change.change_ns))
     least = SMALL_PART * abs(ordered[0].change_ns) if ordered else 0.0
-    told = (change for change in ordered if abs(change.change_ns) > least)
-    return tuple(Part(change.name, change.change_ns, contributions.largest(change)) for change in told)
+    return [change for change in ordered if abs(change.change_ns) > least]
 
 
-def _step_spread(side: Analysis) -> StepSpread | None:
-    durations = [step.duration_ns for step in side.devices[0].steps]
-    if not durations:
-        return None
-    q1, middle, q3 = (float(quartile) for quartile in np.percentile(durations, [25, 50, 75]))
-    return StepSpread(len(durations), middle, q1, q3)
+def _most_changed(part: TimeChange, spent: Sequence[Mapping[str, float]]) -> tuple[str, float] | None:
+    """Return who changed most in the direction of the part, and by how much; None where nothing is known by name."""
+    changes = {name: spent[1].get(name, 0.0) - spent[0].get(name, 0.0) for name in {**spent[0], **spent[1]}}
+    sign = 1 if part.change_ns > 0 else -1
+    name = max(changes, key=lambda name: sign * changes[name], default=None)
+    return None if name is None or sign * changes[name] <= 0 else (name, changes[name])
 
 
-def _operators(stats: Sequence[OpStat], group_by: str, factor: float) -> dict[Key, Amount]:
-    """Return the amounts by name and what else the operators are grouped by, or by name alone."""
-    return {
-        (operator.name, _detail(operator, group_by)): Amount(
-            calls=operator.calls * factor,
-            device_self_ns=_scaled(operator.device_self_ns, factor),
-            device_total_ns=_scaled(operator.device_total_ns, factor),
-            cpu_self_ns=operator.cpu_self_ns * factor,
-        )
-        for operator in (by_name(stats) if group_by == "name" else stats)
-    }
-
-
-def _kernels(side: Analysis, factor: float) -> dict[Key, Amount]:
-    """Return the amounts by name and kind, without what was launched before the recording began."""
-    early = {(stat.name, stat.kind): stat for stat in side.backlog}
-    amounts: dict[Key, Amount] = {}
-    for kernel in side.kernels:
-        before = early.get((kernel.name, kernel.kind))
-        calls, spent = kernel.calls, kernel.total_ns
-        if before is not None:
-            calls, spent = calls - before.calls, spent - before.total_ns
-        if calls:
-            amounts[kernel.name, kernel.kind] = Amount(calls * factor, spent * factor, spent * factor, None)
-    return amounts
+def _caller(calls: Sequence[Mapping[Caller, float]]) -> Caller | None:
+    """Return the caller whose calls changed most; where none did, the one with most of them."""
+    a, b = calls
+    known = {caller: (abs(b.get(caller, 0.0) - a.get(caller, 0.0)), b.get(caller, 0.0)) for caller in {**a, **b}}
+    most = max(known, key=lambda caller: known[caller], default=None)
+    return most if most is not None and (most.operator or most.location) else None
 
 
 def _paired(
@@ -409,10 +374,6 @@ def _heaviest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
     return tuple(sorted(changes, key=lambda change: -change.weight))
 
 
-def _times(a: Mapping[str, int], b: Mapping[str, int], scale: tuple[float, float]) -> tuple[TimeChange, ...]:
-    changes = [TimeChange(name, _scaled(a.get(name), scale[0]), _scaled(b.get(name), scale[1])) for name in {**a, **b}]
+def _times(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[TimeChange, ...]:
+    changes = [TimeChange(name, a.get(name), b.get(name)) for name in {**a, **b}]
     return tuple(sorted(changes, key=lambda change: -abs(change.change_ns)))
-
-
-def _scaled(nanoseconds: int | None, factor: float) -> float | None:
-    return None if nanoseconds is None else nanoseconds * factor

@@ -100,9 +100,9 @@ def host_pieces(activity: Activity, start_ns: np.ndarray, end_ns: np.ndarray, th
     main = ABSENT if activity.main_thread is None else activity.main_thread
     segments, others = activity.segments, np.flatnonzero(thread != main)
     own, of_own = _changes_in(segments, thread, start_ns, end_ns)
-    of_main, place = _changes_in(segments, main, start_ns[others], end_ns[others])
+    of_main, index = _changes_in(segments, main, start_ns[others], end_ns[others])
     moments = np.concatenate([start_ns, segments.start_ns[own], segments.start_ns[of_main]])
-    stretch = np.concatenate([np.arange(len(start_ns)), of_own, others[place]])
+    stretch = np.concatenate([np.arange(len(start_ns)), of_own, others[index]])
     order = np.argsort(moments, kind="stable")
     moments, stretch = moments[order], stretch[order]
     change = segments.at(thread[stretch], moments)
@@ -257,16 +257,16 @@ class IdleTime:
 
     def contributors(self, line: Callable[[int], str | None]) -> dict[str, Contributor]:
         """Return what takes most of each cause; `line` gives the line of the program that an event lies in."""
-        found = {}
+        most_of = {}
         pieces, names = self._pieces, self._trace.name
         for cause, ((name, nanoseconds), *_) in self.details().items():
-            told = np.flatnonzero((pieces.cause == CAUSES.index(cause)) & (pieces.row != ABSENT))
+            chosen = np.flatnonzero((pieces.cause == CAUSES.index(cause)) & (pieces.row != ABSENT))
             if name != BETWEEN_OPERATORS:
-                told = told[names[pieces.row[told]] == self._trace.names.index(name)]
-            longest = told[(pieces.end_ns[told] - pieces.start_ns[told]).argmax()] if len(told) else None
+                chosen = chosen[names[pieces.row[chosen]] == self._trace.names.index(name)]
+            longest = chosen[(pieces.end_ns[chosen] - pieces.start_ns[chosen]).argmax()] if len(chosen) else None
             where = None if longest is None else line(int(pieces.row[longest]))
-            found[cause] = Contributor(name, nanoseconds, where)
-        return found
+            most_of[cause] = Contributor(name, nanoseconds, where)
+        return most_of
 
     @cached_property
     def _spent(self) -> Counter[tuple[str, str]]:
@@ -274,10 +274,10 @@ class IdleTime:
         names, pieces = self._trace.names, self._pieces
         # A row that no event tells is Python between operators where the cause is the host's.
         unnamed = (pieces.row == ABSENT) & np.isin(pieces.cause, UNNAMED)
-        told = np.flatnonzero((pieces.row != ABSENT) | unnamed)
-        name = np.where(unnamed[told], len(names), np.append(self._trace.name, 0)[pieces.row[told]])
-        keys = pieces.cause[told] * (len(names) + 1) + name
-        totals = sums(keys, pieces.end_ns[told] - pieces.start_ns[told], len(CAUSES) * (len(names) + 1))
+        chosen = np.flatnonzero((pieces.row != ABSENT) | unnamed)
+        name = np.where(unnamed[chosen], len(names), np.append(self._trace.name, 0)[pieces.row[chosen]])
+        keys = pieces.cause[chosen] * (len(names) + 1) + name
+        totals = sums(keys, pieces.end_ns[chosen] - pieces.start_ns[chosen], len(CAUSES) * (len(names) + 1))
         groups = np.flatnonzero(totals)
         spent: Counter[tuple[str, str]] = Counter()
         for group, nanoseconds in zip(groups.tolist(), totals[groups].tolist(), strict=True):
@@ -289,10 +289,10 @@ class IdleTime:
     def longest(self) -> tuple[Gap, ...]:
         """Return the longest gaps, the longest first."""
         length = self.gaps.end_ns - self.gaps.start_ns
-        places = np.argsort(-length, kind="stable")[:SHOWN]
+        longest = np.argsort(-length, kind="stable")[:SHOWN]
         return tuple(
-            Gap(int(self.gaps.start_ns[place]), int(length[place]), self._cause_of(place), self._ended_by(place))
-            for place in places.tolist()
+            Gap(int(self.gaps.start_ns[gap]), int(length[gap]), self._cause_of(gap), self._ended_by(gap))
+            for gap in longest.tolist()
         )
 
     def _cause_of(self, gap: int) -> str:

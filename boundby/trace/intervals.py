@@ -26,10 +26,10 @@ class Intervals(msgspec.Struct, frozen=True):
         if not len(self):
             return np.zeros(len(moments), dtype=np.int64)
         before = np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)])
-        place = np.searchsorted(self.start_ns, moments, side="right")  # of the first interval that begins later
-        last = np.maximum(place - 1, 0)
-        beyond = np.where(place > 0, np.maximum(self.end_ns[last] - moments, 0), 0)
-        return before[place] - beyond
+        following = np.searchsorted(self.start_ns, moments, side="right")  # of the first interval that begins later
+        last = np.maximum(following - 1, 0)
+        beyond = np.where(following > 0, np.maximum(self.end_ns[last] - moments, 0), 0)
+        return before[following] - beyond
 
     def between(self, edges: np.ndarray) -> np.ndarray:
         """Return the covered ns of each span between neighbouring `edges`."""
@@ -48,9 +48,10 @@ class Intervals(msgspec.Struct, frozen=True):
         first = np.searchsorted(many.end_ns, few.start_ns, side="right")
         counts = np.searchsorted(many.start_ns, few.end_ns, side="left") - first
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        place, of_many = np.repeat(np.arange(len(few)), counts), np.repeat(first, counts) + within
+        of_few, of_many = np.repeat(np.arange(len(few)), counts), np.repeat(first, counts) + within
         return Intervals(
-            np.maximum(few.start_ns[place], many.start_ns[of_many]), np.minimum(few.end_ns[place], many.end_ns[of_many])
+            np.maximum(few.start_ns[of_few], many.start_ns[of_many]),
+            np.minimum(few.end_ns[of_few], many.end_ns[of_many]),
         )
 
 
@@ -67,10 +68,10 @@ def union(start_ns: np.ndarray, end_ns: np.ndarray) -> Intervals:
     return Intervals(start_ns[first], furthest[last])
 
 
-def sums(place: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """Return the exact sum of the values at each of `count` places."""
+def sums(group: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """Return the exact sum of the values of each of `count` groups."""
     totals = np.zeros(count, dtype=np.int64)
-    np.add.at(totals, place, values)
+    np.add.at(totals, group, values)
     return totals
 
 
@@ -97,37 +98,37 @@ class Lanes:
             self._known = distinct(np.sort(moments))
             self._length = len(self._known) + 1
 
-    def place(self, thread: np.ndarray | int, moments: np.ndarray) -> np.ndarray:
+    def position(self, thread: np.ndarray | int, moments: np.ndarray) -> np.ndarray:
         """Return the place of each moment of a thread."""
         if self._known is None:
             within = np.clip(moments, self._before, self._last) - self._before
         else:
             within = np.searchsorted(self._known, moments, side="right")
-        places: np.ndarray = np.asarray(thread, dtype=np.int64) * self._length + within
-        return places
+        positions: np.ndarray = np.asarray(thread, dtype=np.int64) * self._length + within
+        return positions
 
-    def moments(self, places: np.ndarray) -> np.ndarray:
+    def moments(self, positions: np.ndarray) -> np.ndarray:
         """Return which of the `moments` stand at these places."""
-        within = places % self._length
+        within = positions % self._length
         moments: np.ndarray = within + self._before if self._known is None else self._known[within - 1]
         return moments
 
 
 class Segments(msgspec.Struct, frozen=True):
-    """The moments of every thread at which another event becomes the innermost one, in ascending order of `place`.
+    """The moments of every thread at which another event becomes the innermost one, in ascending order of `position`.
 
     From `start_ns[i]` to `start_ns[i + 1]` the event in row `row[i]` of the trace is innermost, or none (`ABSENT`). The
     last one of a thread is `ABSENT`, and so is one more `row` behind all, which is that of the index `ABSENT`.
     """
 
     lanes: Lanes
-    place: np.ndarray
+    position: np.ndarray
     start_ns: np.ndarray
     row: np.ndarray
 
     def at(self, thread: np.ndarray | int, moments: np.ndarray) -> np.ndarray:
         """Return the index of the last change up to each moment; that of one without an event leads to `ABSENT`."""
-        return np.searchsorted(self.place, self.lanes.place(thread, moments), side="right") - 1
+        return np.searchsorted(self.position, self.lanes.position(thread, moments), side="right") - 1
 
     def row_at(self, thread: np.ndarray | int, moments: np.ndarray) -> np.ndarray:
         """Return the row that is innermost on a thread at each moment, or `ABSENT`."""
@@ -172,7 +173,7 @@ def host_tree(trace: Trace) -> HostTree:
     rows = np.flatnonzero(on_host & lasts)
     start_ns, end_ns, thread = trace.start_ns[rows], trace.start_ns[rows] + trace.duration_ns[rows], trace.thread[rows]
     lanes = Lanes(len(trace.threads), np.concatenate([start_ns, end_ns]))
-    start, end = lanes.place(thread, start_ns), lanes.place(thread, end_ns)
+    start, end = lanes.position(thread, start_ns), lanes.position(thread, end_ns)
     order = np.lexsort((-end, start))
     rows = np.append(rows[order], ABSENT)  # so that the place ABSENT, which is -1, is taken from here
     outer, moments, innermost = _nest(start[order], end[order], thread[order])

@@ -12,6 +12,7 @@ import numpy as np
 
 from boundby.trace.intervals import distinct
 from boundby.trace.linking import KINDS, Links
+from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, Trace
 from boundby.trace.windows import Window
 
@@ -43,8 +44,9 @@ class LaunchStats(msgspec.Struct, frozen=True):
     empty_queue_share: float | None  # of the window; the device then has nothing else to begin
 
 
-def launch_stats(trace: Trace, linked: Links, window: Window) -> LaunchStats:
+def launch_stats(structure: Structure) -> LaunchStats:
     """Return the statistics over all devices of the trace."""
+    trace, linked, window = structure.trace, structure.links, structure.window
     calls = linked.calls[_inside(trace.start_ns[linked.calls], window)]
     has_call = linked.launch != ABSENT
     has_work = np.zeros(len(trace.start_ns), dtype=bool)
@@ -113,19 +115,14 @@ class KernelStat(msgspec.Struct, frozen=True):
     module: str | None  # likewise; recorded with Python stacks only
 
 
-def kernel_stats(  # noqa: PLR0913  (parallel columns of the work)
-    names: tuple[str, ...],
-    name: np.ndarray,
-    kind: np.ndarray,
-    duration_ns: np.ndarray,
-    operator: np.ndarray,
-    module: np.ndarray,
-) -> list[KernelStat]:
-    """Return one record per name, the one with the most time first.
+def kernel_stats(structure: Structure, work: np.ndarray, operator: np.ndarray, module: np.ndarray) -> list[KernelStat]:
+    """Return one record per name of these pieces of work of the device, the one with the most time first.
 
-    The arrays are parallel, one value per piece of work; `name`, `operator` and `module` are numbers of `names`, or
-    `ABSENT`.
+    `operator` and `module` are the numbers of the names of those that launched each piece, or `ABSENT`.
     """
+    names, rows = structure.trace.names, structure.links.rows[work]
+    name, kind = structure.trace.name[rows], structure.kinds[rows]
+    duration_ns = (structure.links.end_ns - structure.links.start_ns)[work]
     if not len(name):
         return []
     whole = int(duration_ns.sum())
@@ -167,8 +164,8 @@ def _most(group: np.ndarray, groups: int, numbers: np.ndarray, duration_ns: np.n
     known = np.flatnonzero(numbers != ABSENT)
     if len(known):
         base = int(numbers.max()) + 1
-        keys, place = np.unique(group[known] * base + numbers[known], return_inverse=True)
-        spent = np.bincount(place, weights=duration_ns[known])
+        keys, group = np.unique(group[known] * base + numbers[known], return_inverse=True)
+        spent = np.bincount(group, weights=duration_ns[known])
         ascending = np.argsort(spent, kind="stable")
         most[keys[ascending] // base] = keys[ascending] % base  # the last one written to each group has the most
     return most.tolist()
@@ -191,9 +188,10 @@ class KernelLaunch(msgspec.Struct, frozen=True):
     skip: int  # launches of functions of this name before it: in that step, or without one in the trace
 
 
-def slowest_launch(trace: Trace, linked: Links, seen: Window, kinds: np.ndarray) -> KernelLaunch | None:
-    """Return which launch to look into; None where no kernel computes for any time. `kinds` are those of all events."""
-    kernels = np.flatnonzero(kinds[linked.rows] == KINDS.index("compute"))
+def slowest_launch(structure: Structure) -> KernelLaunch | None:
+    """Return which launch to look into; None where no kernel computes for any time."""
+    trace, linked, seen = structure.trace, structure.links, structure.window
+    kernels = np.flatnonzero(structure.kinds[linked.rows] == KINDS.index("compute"))
     names, spent_ns = trace.name[linked.rows[kernels]], (linked.end_ns - linked.start_ns)[kernels]
     if not spent_ns.any():
         return None
@@ -206,11 +204,11 @@ def slowest_launch(trace: Trace, linked: Links, seen: Window, kinds: np.ndarray)
     order = np.lexsort((linked.start_ns[kernels], launched))
     order = order[same[order]]
     longest = int(np.where(names[order] == slowest, spent_ns[order], -1).argmax())
-    places = np.searchsorted(seen.edges_ns, launched[order], side="right") - 1
-    place = int(places[longest])
-    if not 0 <= place < len(seen.steps):
+    steps = np.searchsorted(seen.edges_ns, launched[order], side="right") - 1
+    step = int(steps[longest])
+    if not 0 <= step < len(seen.steps):
         return KernelLaunch(trace.names[slowest], function, None, longest)
-    return KernelLaunch(trace.names[slowest], function, seen.steps[place], int((places[:longest] == place).sum()))
+    return KernelLaunch(trace.names[slowest], function, seen.steps[step], int((steps[:longest] == step).sum()))
 
 
 def ncu_command(launch: KernelLaunch) -> str:
@@ -290,10 +288,10 @@ def least_wait_ns(own: Collectives) -> int | None:
         return None
     largest = int(ordinal.max()) + 1
     kept = np.flatnonzero(is_regular)
-    _, place = np.unique(own.name[kept] * largest + ordinal[kept], return_inverse=True)
-    shortest = np.full(int(place.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, place, own.duration_ns[kept])
-    return int((own.duration_ns[kept] - shortest[place]).sum())
+    _, collective = np.unique(own.name[kept] * largest + ordinal[kept], return_inverse=True)
+    shortest = np.full(int(collective.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, collective, own.duration_ns[kept])
+    return int((own.duration_ns[kept] - shortest[collective]).sum())
 
 
 def waits_ns(ranks: Sequence[Collectives]) -> tuple[int, ...] | None:

@@ -102,8 +102,8 @@ def _by_correlation(trace: Trace, calls: np.ndarray, correlation: np.ndarray) ->
         return np.full(len(correlation), ABSENT, dtype=np.int64)
     calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
     known = trace.correlation[calls]
-    place = np.minimum(np.searchsorted(known, correlation), len(calls) - 1)
-    return np.where((known[place] == correlation) & (correlation != ABSENT), calls[place], ABSENT)
+    index = np.minimum(np.searchsorted(known, correlation), len(calls) - 1)
+    return np.where((known[index] == correlation) & (correlation != ABSENT), calls[index], ABSENT)
 
 
 def _device_numbers(trace: Trace, rows: np.ndarray) -> np.ndarray:
@@ -123,16 +123,16 @@ def by_process(trace: Trace) -> tuple[Trace, ...]:
     """
     if len(trace.processes) < 2:
         return (trace,)
-    place = {pid: number for number, pid in enumerate(trace.processes)}
-    owner = np.array([place.get(pid, ABSENT) for pid, _ in trace.threads], dtype=np.int64)  # of each thread
+    number_of = {pid: number for number, pid in enumerate(trace.processes)}
+    owner = np.array([number_of.get(pid, ABSENT) for pid, _ in trace.threads], dtype=np.int64)  # of each thread
     rows = np.flatnonzero(trace.in_categories(DEVICE_CATEGORIES))
     calls = np.flatnonzero(trace.in_categories(LAUNCH_CATEGORIES))
     pids = [pid for pid, _ in trace.threads]
     for pid in dict.fromkeys(pids[number] for number in sorted(set(trace.thread[rows].tolist()))):
-        lane = np.array([each == pid for each in pids])
+        lane = np.array([other == pid for other in pids])
         work = rows[lane[trace.thread[rows]]]
         fitting = [
-            number for number in place.values() if _fits(trace, work, calls[owner[trace.thread[calls]] == number])
+            number for number in number_of.values() if _fits(trace, work, calls[owner[trace.thread[calls]] == number])
         ]
         if len(fitting) != 1:
             return (trace,)
@@ -144,7 +144,7 @@ def by_process(trace: Trace) -> tuple[Trace, ...]:
             memory=chosen(trace.memory, of_memory == number),
             process=pid,
         )
-        for pid, number in place.items()
+        for pid, number in number_of.items()
     )
 
 

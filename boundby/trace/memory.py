@@ -1,4 +1,4 @@
-"""The allocated memory over the time of a trace, whose it was when there was most of it, and a page that shows it.
+"""The allocated memory over the time of a trace, and which operators and stages had allocated it at the peak.
 
 A GPU's allocator reports all that is allocated on the device. That of the host counts what it handed out while torch
 was recording, and misses what was freed between two recordings; so only what was allocated inside the trace counts
@@ -6,52 +6,25 @@ there, and `earlier_bytes` is not known.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from boundby.formatting import NOTHING, clean, number
+from boundby.formatting import number
 from boundby.trace.intervals import HostTree, distinct, sums
 from boundby.trace.operators import MODULE, is_module, names_of
+from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, ANNOTATION, MemoryTable, Trace
 from boundby.trace.windows import Window
 
 STAGE = re.compile("^stage: ")  # the ranges that mark the stages of a training step
-# What outlives the stage that allocates it is mostly of one kind.
-KINDS = {
-    "forward": "activations",
-    "backward": "gradients",
-    "optimizer": "state of the optimizer, and what the update needs meanwhile",
-    "h2d": "the batch",
-    "data": "the batch",
-}
 MEMORY_COLUMNS = ("device", "time_ms", "allocated_bytes", "reserved_bytes")
 MOST_OWNERS = 10
 MOST_POINTS = 2000  # of the timeline: more are not told apart in a picture
 LEAST_STEPS = 3  # to see whether memory grows
-WIDTH, HEIGHT = 1000, 260  # of a curve, in its own units
-LONGEST_NAME = 90
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em; color: #222; }}
-svg {{ width: 100%; height: auto; background: #fafafa; border: 1px solid #ddd; }}
-.allocated {{ fill: #0072b2; fill-opacity: .18; stroke: #0072b2; stroke-width: 1.5; }}
-.reserved {{ fill: none; stroke: #e69f00; stroke-width: 1.5; stroke-dasharray: 6 4; }}
-.peak {{ stroke: #b00020; stroke-width: 1; }}
-table {{ border-collapse: collapse; }} td, th {{ padding: .1em .8em; text-align: left; border-bottom: 1px solid #eee; }}
-td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
-</style></head><body>
-<h1>{title}</h1>
-{body}
-</body></html>
-"""
-# Every analysis imports this module, and importing `html` takes 2 ms.
-ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 # What these allocate belongs to the operator that called them; they do nothing else.
 ALLOCATING = frozenset(
     f"aten::{name}"
@@ -99,11 +72,12 @@ class MemoryUse(msgspec.Struct, frozen=True):
     by_stage: tuple[tuple[str | None, int], ...] = ()  # bytes at the peak by the stage that allocated them, most first
 
 
-def memory_use(trace: Trace, tree: HostTree, window: Window) -> tuple[MemoryUse, ...]:
+def memory_use(structure: Structure) -> tuple[MemoryUse, ...]:
     """Return the use of each device, the one with the highest peak first; () where memory was not recorded.
 
     Changes without an address cannot be told apart and are left out.
     """
+    trace = structure.trace
     table = trace.memory
     if not len(trace.start_ns):
         return ()
@@ -112,7 +86,7 @@ def memory_use(trace: Trace, tree: HostTree, window: Window) -> tuple[MemoryUse,
     uses = []
     for device in distinct(np.sort(table.device[known])).tolist():
         changes = _Changes(table, known[table.device[known] == device], device)
-        uses.append(_use(trace, tree, window, changes))
+        uses.append(_use(structure, changes))
     return tuple(sorted(uses, key=lambda use: -use.peak_bytes))
 
 
@@ -123,10 +97,10 @@ def memory_rows(uses: Sequence[MemoryUse]) -> list[dict[str, Any]]:
             "device": "host" if use.device is None else use.device,
             "time_ms": time_ns / 1e6,
             "allocated_bytes": allocated,
-            "reserved_bytes": None if use.timeline.reserved_bytes is None else use.timeline.reserved_bytes[place],
+            "reserved_bytes": None if use.timeline.reserved_bytes is None else use.timeline.reserved_bytes[index],
         }
         for use in uses
-        for place, (time_ns, allocated) in enumerate(
+        for index, (time_ns, allocated) in enumerate(
             zip(use.timeline.times_ns, use.timeline.allocated_bytes, strict=True)
         )
     ]
@@ -158,9 +132,9 @@ class _Changes:
         change[self.end[ended]] -= self.bytes[ended]
         return change
 
-    def alive_at(self, place: int) -> np.ndarray:
-        """Return the places of the allocations of this trace that live after the change at `place`."""
-        return np.flatnonzero((self.bytes[: place + 1] > 0) & (self.end[: place + 1] > place))
+    def alive_at(self, index: int) -> np.ndarray:
+        """Return the places of the allocations of this trace that live after that change."""
+        return np.flatnonzero((self.bytes[: index + 1] > 0) & (self.end[: index + 1] > index))
 
 
 def _next_of_address(address: np.ndarray) -> np.ndarray:
@@ -172,12 +146,12 @@ def _next_of_address(address: np.ndarray) -> np.ndarray:
     return end
 
 
-def _use(trace: Trace, tree: HostTree, window: Window, changes: _Changes) -> MemoryUse:
+def _use(structure: Structure, changes: _Changes) -> MemoryUse:
     is_taken = changes.bytes > 0
     peak = int(changes.allocated.argmax())
     alive = changes.alive_at(peak)
     alive_bytes = int(changes.bytes[alive].sum())
-    owners = _owners(trace, tree, changes, alive)
+    owners = _owners(structure.trace, structure.tree, changes, alive)
     shown = owners[:MOST_OWNERS]
     peak_bytes = int(changes.allocated[peak])
     return MemoryUse(
@@ -187,7 +161,7 @@ def _use(trace: Trace, tree: HostTree, window: Window, changes: _Changes) -> Mem
         frees=int((~is_taken).sum()),
         freed_bytes=-int(changes.bytes[~is_taken].sum()),
         change_bytes=int(changes.change.sum()),
-        kept_per_step_bytes=_kept_per_step(changes, window),
+        kept_per_step_bytes=_kept_per_step(changes, structure.window),
         peak_bytes=peak_bytes,
         peak_ns=int(changes.start_ns[peak]),
         peak_reserved_bytes=None if changes.reserved is None else int(changes.reserved.max()),
@@ -195,7 +169,7 @@ def _use(trace: Trace, tree: HostTree, window: Window, changes: _Changes) -> Mem
         owners=tuple(shown),
         others_bytes=alive_bytes - sum(owner.bytes for owner in shown),
         timeline=_timeline(changes, peak),
-        by_stage=_by_stage(trace, changes, alive),
+        by_stage=_by_stage(structure.trace, changes, alive),
     )
 
 
@@ -214,14 +188,14 @@ def _by_stage(trace: Trace, changes: _Changes, alive: np.ndarray) -> tuple[tuple
     is_outer = np.append(True, trace.start_ns[marks][1:] >= latest[:-1])
     marks, end_ns = marks[is_outer], end_ns[is_outer]
     taken_ns = changes.start_ns[alive]
-    place = np.searchsorted(trace.start_ns[marks], taken_ns, side="right") - 1
-    inside = (place >= 0) & (taken_ns < end_ns[place])
-    names = np.where(inside, trace.name[marks][place], ABSENT)
-    found: dict[str | None, int] = {}
+    mark = np.searchsorted(trace.start_ns[marks], taken_ns, side="right") - 1
+    inside = (mark >= 0) & (taken_ns < end_ns[mark])
+    names = np.where(inside, trace.name[marks][mark], ABSENT)
+    by_stage: dict[str | None, int] = {}
     for name, size in zip(names.tolist(), changes.bytes[alive].tolist(), strict=True):
         stage = None if name == ABSENT else STAGE.sub("", trace.names[name])
-        found[stage] = found.get(stage, 0) + size
-    return tuple(sorted(found.items(), key=lambda item: -item[1]))
+        by_stage[stage] = by_stage.get(stage, 0) + size
+    return tuple(sorted(by_stage.items(), key=lambda item: -item[1]))
 
 
 def _owners(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) -> list[MemoryOwner]:
@@ -242,8 +216,8 @@ def _owners(trace: Trace, tree: HostTree, changes: _Changes, alive: np.ndarray) 
     sizes = sums(group, changes.bytes[alive], len(both))
     owners = []
     for key, size, count in zip(both.tolist(), sizes.tolist(), counts.tolist(), strict=True):
-        name, place = (names[number] for number in divmod(key, len(names)))
-        owners.append(MemoryOwner(name, place and place.removeprefix(MODULE), size, count))
+        name, outer = (names[number] for number in divmod(key, len(names)))
+        owners.append(MemoryOwner(name, outer and outer.removeprefix(MODULE), size, count))
     return sorted(owners, key=lambda owner: -owner.bytes)
 
 
@@ -275,77 +249,6 @@ def _timeline(changes: _Changes, peak: int) -> MemoryTimeline:
         allocated_bytes=tuple(changes.allocated[chosen].tolist()),
         reserved_bytes=None if changes.reserved is None else tuple(changes.reserved[chosen].tolist()),
     )
-
-
-def memory_page(uses: Sequence[MemoryUse], title: str) -> str:
-    """Return the page. Raises ValueError where no memory was recorded: there is nothing to show."""
-    if not uses:
-        raise ValueError("the trace holds no allocation: its steps made none, or memory was not recorded")
-    body = "\n".join(line for use in uses for line in _device(use))
-    return PAGE.format(title=clean(title).translate(ESCAPED), body=body)
-
-
-def _device(use: MemoryUse) -> Iterator[str]:
-    name = "Host" if use.device is None else f"Device {use.device}"
-    first, last = use.timeline.times_ns[0], use.timeline.times_ns[-1]
-    after = number((use.peak_ns - first) / 1e6)
-    yield f"<h2>{name}: at most {memory_size(use.peak_bytes)}, {after} ms after the start</h2>"
-    yield f"<p>{use.allocations:,} allocations of {memory_size(use.allocated_bytes)}, {use.frees:,} frees of "
-    yield f"{memory_size(use.freed_bytes)}. {_counted(use)}</p>"
-    yield _curve(use)
-    yield f"<p>From the first change to the last one: {number((last - first) / 1e6)} ms. {_legend(use)}</p>"
-    if use.by_stage:
-        yield "<h3>What it is at the peak, by the stage that allocated it</h3><table>"
-        for stage, size in use.by_stage:
-            told = f"{stage}: {KINDS[stage]}" if stage in KINDS else stage or "in no stage"
-            what = clean(told, LONGEST_NAME).translate(ESCAPED)
-            yield f'<tr><td class="number">{memory_size(size)}</td><td>{what}</td></tr>'
-        if use.earlier_bytes:
-            what = "from before the trace: parameters, the state of the optimizer, and what else was there"
-            yield f'<tr><td class="number">{memory_size(use.earlier_bytes)}</td><td>{what}</td></tr>'
-        yield "</table>"
-    yield "<h3>Whose it is at the peak</h3>"
-    yield "<table><tr><th>bytes</th><th>allocations</th><th>operator</th><th>in</th></tr>"
-    for owner in use.owners:
-        cells = (owner.operator or "outside of operators", owner.inside or NOTHING)
-        numbers = f'<td class="number">{memory_size(owner.bytes)}</td><td class="number">{owner.allocations:,}</td>'
-        names = "".join(f"<td>{clean(cell, LONGEST_NAME).translate(ESCAPED)}</td>" for cell in cells)
-        yield f"<tr>{numbers}{names}</tr>"
-    for size, what in ((use.others_bytes, "others of the trace"), (use.earlier_bytes or 0, "from before the trace")):
-        if size:
-            yield f'<tr><td class="number">{memory_size(size)}</td><td></td><td colspan="2">{what}</td></tr>'
-    yield "</table>"
-
-
-def _counted(use: MemoryUse) -> str:
-    if use.earlier_bytes is None:
-        return "What was allocated before the trace began is not known here, and not counted."
-    return "All that the allocator had handed out is counted."
-
-
-def _legend(use: MemoryUse) -> str:
-    reserved = "" if use.timeline.reserved_bytes is None else "; dashed: reserved by the allocator"
-    return f"Filled: allocated{reserved}; red: the peak."
-
-
-def _curve(use: MemoryUse) -> str:
-    """Return the picture: steps, since memory keeps its size between two changes."""
-    timeline = use.timeline
-    first, last = timeline.times_ns[0], timeline.times_ns[-1]
-    top = 1.05 * max(use.peak_bytes, use.peak_reserved_bytes or 0) or 1.0
-    across = WIDTH / max(last - first, 1)
-
-    def line(sizes: Sequence[int]) -> str:
-        x = [round((time - first) * across, 1) for time in timeline.times_ns]
-        y = [round(HEIGHT * (1 - size / top), 1) for size in sizes]
-        return f"M{x[0]},{y[0]}" + "".join(f"H{at}V{high}" for at, high in zip(x[1:], y[1:], strict=True)) + f"H{WIDTH}"
-
-    peak = round((use.peak_ns - first) * across, 1)
-    paths = f'<path class="allocated" d="{line(timeline.allocated_bytes)}V{HEIGHT}H0Z"/>'
-    if timeline.reserved_bytes is not None:
-        paths += f'<path class="reserved" d="{line(timeline.reserved_bytes)}"/>'
-    paths += f'<path class="peak" d="M{peak},0V{HEIGHT}"/>'
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="memory over time">{paths}</svg>'
 
 
 def memory_size(in_bytes: int) -> str:

@@ -8,13 +8,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from boundby.trace.intervals import HostTree, host_tree, sums
-from boundby.trace.linking import Links, links
+from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, ANNOTATION, OPERATOR, PYTHON_FRAME, Trace
 
 MODULE = "nn.Module: "
@@ -60,28 +60,25 @@ class OpStat(msgspec.Struct, frozen=True):
         return self.flops / nanoseconds * 1e9 if self.flops and nanoseconds else None
 
 
-def op_stats(
-    trace: Trace,
-    group_by: Collection[Grouping] = BY_SHAPES,
-    *,
-    tree: HostTree | None = None,
-    linked: Links | None = None,
-) -> list[OpStat]:
+def op_stats(trace: Trace, group_by: Collection[Grouping] = BY_SHAPES) -> list[OpStat]:
     """Return one record per operator and whatever else it is grouped by, the one with the most self time first.
 
-    Python frames, user annotations and `ProfilerStep` marks are no operators. `tree` and `linked` are those of the
-    trace, where the caller has them already.
+    Python frames, user annotations and `ProfilerStep` marks are no operators.
     """
-    tree, linked = tree or host_tree(trace), linked or links(trace)
-    rows, self_ns, parent, call = _calls(trace, tree)
-    group, names, shapes, stacks, modules = _groups(trace, tree, rows, group_by)
+    return operator_stats(Structure(trace), group_by)
+
+
+def operator_stats(structure: Structure, group_by: Collection[Grouping] = BY_SHAPES) -> list[OpStat]:
+    """Return the same of a trace whose structure is known."""
+    rows, self_ns, parent, call = _calls(structure.trace, structure.tree)
+    group, names, shapes, stacks, modules = _groups(structure.trace, structure.tree, rows, group_by)
     count = len(names)
     cpu_self = sums(group, self_ns[rows], count).tolist()
     whole_self = sum(cpu_self)
     device_total: list[int] | list[None] = [None] * count
     device_self, whole_device = device_total, None
-    if len(linked.rows):
-        total_ns, own_ns, whole_device = _device_time(trace, tree, linked, parent, call)
+    if len(structure.links.rows):
+        total_ns, own_ns, whole_device = _device_time(structure, parent, call)
         device_total, device_self = (sums(group, ns[rows], count).tolist() for ns in (total_ns, own_ns))
     columns = zip(
         names,
@@ -89,7 +86,7 @@ def op_stats(
         stacks,
         modules,
         np.bincount(group, minlength=count).tolist(),
-        sums(group, np.maximum(trace.duration_ns[rows], 0), count).tolist(),
+        sums(group, np.maximum(structure.trace.duration_ns[rows], 0), count).tolist(),
         cpu_self,
         device_total,
         device_self,
@@ -131,12 +128,10 @@ def _calls(trace: Trace, tree: HostTree) -> tuple[np.ndarray, np.ndarray, np.nda
     return np.flatnonzero(is_op & (call == every)), _moved(self_ns, call), parent, call
 
 
-def _device_time(
-    trace: Trace, tree: HostTree, linked: Links, parent: np.ndarray, call: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, int]:
+def _device_time(structure: Structure, parent: np.ndarray, call: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the device time that each call and what it called launched, that it launched itself, and that of all."""
-    owner = launching_operators(trace, tree, linked)
-    duration_ns = linked.end_ns - linked.start_ns
+    owner = structure.launching_operator
+    duration_ns = structure.links.end_ns - structure.links.start_ns
     own_ns = sums(owner[owner != ABSENT], duration_ns[owner != ABSENT], len(parent))
     total_ns = own_ns.copy()
     owner = np.flatnonzero(own_ns)
@@ -169,30 +164,14 @@ def _groups(
     )
 
 
-def launching_operators(trace: Trace, tree: HostTree, linked: Links) -> np.ndarray:
-    """Return, for each piece of work of the device, the row of the innermost operator that launched it, or `ABSENT`.
-
-    Where the trace lacks the launching call, the operator of the same external id is taken; in older traces that id
-    only repeats the correlation and says nothing.
-    """
-    owner = tree.nearest(linked.launch, trace.is_operator)
-    lacking = np.flatnonzero(linked.launch == ABSENT)
-    external_id = trace.external_id[linked.rows[lacking]]
-    lacking = lacking[(external_id != ABSENT) & (external_id != trace.correlation[linked.rows[lacking]])]
-    if len(lacking):
-        ops = np.flatnonzero(trace.is_operator & (trace.external_id != ABSENT))
-        of_id = dict(zip(trace.external_id[ops].tolist(), ops.tolist(), strict=True))
-        owner[lacking] = [of_id.get(number, ABSENT) for number in trace.external_id[linked.rows[lacking]].tolist()]
-    return owner
-
-
-def line_of(trace: Trace, tree: HostTree, row: int) -> str | None:
+def line_of(structure: Structure, row: int) -> str | None:
     """Return `file.py:12` of the innermost function of the program around an event; None where no stacks tell."""
+    trace, tree = structure.trace, structure.tree
     is_frame = trace.in_categories([PYTHON_FRAME])
     while row != ABSENT:
-        found = OWN_FRAME.match(trace.names[trace.name[row]]) if is_frame[row] else None
-        if found:
-            return f"{found['file'].rpartition('/')[2]}:{found['line']}"
+        frame = OWN_FRAME.match(trace.names[trace.name[row]]) if is_frame[row] else None
+        if frame:
+            return f"{frame['file'].rpartition('/')[2]}:{frame['line']}"
         row = int(tree.parent[row])
     return None
 
@@ -332,8 +311,9 @@ class AnnotationStat(msgspec.Struct, frozen=True):
     device_ns: int
 
 
-def annotation_stats(trace: Trace, tree: HostTree, linked: Links, main: int | None) -> list[AnnotationStat]:
+def annotation_stats(structure: Structure) -> list[AnnotationStat]:
     """Return one record per name, the one with the most device time, then host time, first; step marks are none."""
+    trace, tree, linked, main = structure.trace, structure.tree, structure.links, structure.activity.main_thread
     wanted = trace.in_categories([ANNOTATION]) & ~trace.is_step_mark
     rows = np.flatnonzero(wanted)
     owner = tree.nearest(linked.launch, wanted)
@@ -400,11 +380,11 @@ def _outwards(row: int, parent: dict[int, int]) -> list[int]:
     return chain
 
 
-class Caller(NamedTuple):
+class Caller(msgspec.Struct, frozen=True):
     """Who calls an operator: the operator around it, and where in the program; None where the trace does not tell."""
 
     operator: str | None
-    place: str | None  # the innermost frame of the program's own files, else nn.Module, else range that it marks
+    location: str | None  # the innermost frame of the program's own files, else nn.Module, else range that it marks
 
 
 def callers(trace: Trace) -> dict[str, dict[Caller, int]]:
@@ -414,17 +394,18 @@ def callers(trace: Trace) -> dict[str, dict[Caller, int]]:
     around = np.append(tree.parent, ABSENT)[rows]
     annotations = trace.in_categories([ANNOTATION]) & ~trace.is_step_mark
     frames = trace.in_categories([PYTHON_FRAME])
-    place = np.full(len(rows), ABSENT)
+    location = np.full(len(rows), ABSENT)
     for wanted in (trace.named(OWN_FRAME, frames), trace.named(MODULE_CALL, frames), annotations):
         if wanted.any():
-            place = np.where(place == ABSENT, tree.nearest(around, wanted), place)
+            location = np.where(location == ABSENT, tree.nearest(around, wanted), location)
     columns = [trace.name[rows]]
     columns += [
-        np.where(each == ABSENT, ABSENT, trace.name[each]) for each in (tree.nearest(around, trace.is_operator), place)
+        np.where(rows_around == ABSENT, ABSENT, trace.name[rows_around])
+        for rows_around in (tree.nearest(around, trace.is_operator), location)
     ]
     names = (*trace.names, None)  # the last is that of ABSENT
-    found: dict[str, dict[Caller, int]] = {}
+    calls_of: dict[str, dict[Caller, int]] = {}
     calls = Counter(zip(*(column.tolist() for column in columns), strict=True))
     for (name, operator, where), count in calls.items():
-        found.setdefault(trace.names[name], {})[Caller(names[operator], names[where])] = count
-    return found
+        calls_of.setdefault(trace.names[name], {})[Caller(names[operator], names[where])] = count
+    return calls_of

@@ -30,8 +30,8 @@ from boundby.trace.gaps import (
 )
 from boundby.trace.intervals import Intervals, distinct, sums, union
 from boundby.trace.linking import KINDS
+from boundby.trace.structure import Structure
 from boundby.trace.table import ABSENT, Trace
-from boundby.trace.windows import Window
 
 NEVER = -(2**60)  # stands for minus infinity; the sum of two is an int64 as well
 OF_HOST = np.array([kind not in (Kind.NOTHING, Kind.QUEUED) for kind in range(len(CAUSE_OF_KIND))])
@@ -54,20 +54,12 @@ class _Host(msgspec.Struct, frozen=True):
 class Playback:
     """One device and its host, ready to be played without a cause."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        device: Device,
-        window: Window,
-        work: Mapping[str, Intervals],
-        idle: IdleTime,
-        activity: Activity,
-        kinds: np.ndarray,
-    ) -> None:
-        """Take the work of one device inside a window; `kinds` are those of all events, as `kinds_of_work` tells."""
+    def __init__(self, structure: Structure, device: Device, work: Mapping[str, Intervals], idle: IdleTime) -> None:
+        """Take the work of one device inside the window, by its kind."""
+        trace, window, activity = structure.trace, structure.window, structure.activity
         self._window, self._work, self._idle = window, work, idle
         self._busy = _united(list(work.values()))
-        self._kind = kinds[device.rows]
+        self._kind = structure.kinds[device.rows]
         _, self._stream = np.unique(trace.stream[device.rows], return_inverse=True)
         self._begins_ns, self._call = device.start_ns, device.launch
         self._lasts_ns = np.minimum(device.end_ns, window.end_ns) - np.maximum(device.start_ns, window.start_ns)
@@ -158,10 +150,10 @@ class Playback:
         if cause in self._work:
             spent = self._work[cause].total_ns
         elif cause in CAUSES:
-            place = CAUSES.index(cause)
-            spent += int((idle.latency_until - idle.late_until).sum()) if place == LATENCY else 0
-            pauses = int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == place].sum())
-            spent += max(pauses, self._pauses_ns()) if place == PAUSE else pauses
+            number = CAUSES.index(cause)
+            spent += int((idle.latency_until - idle.late_until).sum()) if number == LATENCY else 0
+            pauses = int((idle.gaps.end_ns - idle.latency_until)[idle.device_cause == number].sum())
+            spent += max(pauses, self._pauses_ns()) if number == PAUSE else pauses
         if cause != CAUSES[CAUSE_OF_KIND[Kind.SYNCHRONISATION]]:
             spent += self._unexplained_ns()
         return min(length, max(length - spent, self._longest_stream_ns(cause)))
@@ -217,16 +209,16 @@ class Playback:
     def _longest_stream_ns(self, without: str) -> int:
         """Return the time of the stream that takes longest, leaving out a kind of work."""
         kept = self._kind != KINDS.index(without) if without in KINDS else slice(None)
-        place = self._stream[kept]
-        return int(sums(place, self._lasts_ns[kept], int(place.max(initial=-1)) + 1).max(initial=0))
+        stream = self._stream[kept]
+        return int(sums(stream, self._lasts_ns[kept], int(stream.max(initial=-1)) + 1).max(initial=0))
 
     def _last_busy(self, moments: np.ndarray) -> np.ndarray:
         """Return the last moment up to each at which the device was at work."""
         if not len(self._busy):
             return np.full(len(moments), NEVER)
-        place = np.searchsorted(self._busy.start_ns, moments) - 1
-        found: np.ndarray = np.where(place >= 0, np.minimum(self._busy.end_ns[place], moments), NEVER)
-        return found
+        last = np.searchsorted(self._busy.start_ns, moments) - 1
+        moment: np.ndarray = np.where(last >= 0, np.minimum(self._busy.end_ns[last], moments), NEVER)
+        return moment
 
     def length_ns(self, without: Collection[str] = ()) -> int:
         """Return how long the window lasts without these causes, names of `CAUSES` or of kinds of work."""

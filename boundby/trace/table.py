@@ -5,7 +5,7 @@ import operator
 import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +16,8 @@ import numpy as np
 from boundby.trace.decoding import (
     MAX_JSON_BYTES,
     Args,
-    Begin,
     Complete,
     Decoding,
-    End,
     Event,
     Fault,
     Instant,
@@ -99,7 +97,6 @@ class Columns:
         self._streams: Mapping[int | str, int] = _numbering()
         self._events: list[dict[str, np.ndarray]] = []
         self._memory: list[dict[str, np.ndarray]] = []
-        self._open: dict[tuple[Any, Any], list[Begin]] = {}
         self._count = self._untimed = 0
         self._example = ""
 
@@ -109,12 +106,7 @@ class Columns:
         Raises ValueError beyond `MOST_EVENTS`.
         """
         complete = [event for event in events if type(event) is Complete]
-        present = set(map(type, events))
-        if Begin in present or End in present:
-            complete += self._paired(events)
-        memory = []
-        if Instant in present:
-            memory = [event for event in events if type(event) is Instant and event.name == MEMORY]
+        memory = [event for event in events if type(event) is Instant and event.name == MEMORY]
         self._count += len(complete)
         if self._count > MOST_EVENTS:
             raise ValueError(f"it holds more than {MOST_EVENTS:,} events with a duration, the limit here")
@@ -129,10 +121,6 @@ class Columns:
         if self._untimed:
             text = f"{self._untimed:,} event(s) have no usable time and were left out; the first: {self._example!r}"
             faults.append(Fault("untimed", self._untimed, text))
-        never_ended = sum(map(len, self._open.values()))
-        if never_ended:
-            text = f"{never_ended:,} span(s) begin and never end; they were left out"
-            faults.append(Fault("unpaired", never_ended, text))
         return faults
 
     def types(self) -> frozenset[str]:
@@ -202,10 +190,10 @@ class Columns:
     def _number_odd_streams(self, stream: np.ndarray, rows: np.ndarray, args: Sequence[Args]) -> None:
         """Give a number to each stream that the file tells by an address or a name."""
         lacking = np.flatnonzero(stream[rows] == ABSENT)
-        for place in lacking.tolist():
-            value = args[place].stream
+        for index in lacking.tolist():
+            value = args[index].stream
             if value not in (None, ABSENT) and isinstance(value, int | str):
-                stream[rows[place]] = FIRST_ODD_STREAM + self._streams[value] % FIRST_ODD_STREAM
+                stream[rows[index]] = FIRST_ODD_STREAM + self._streams[value] % FIRST_ODD_STREAM
 
     def _shapes_of(self, count: int, rows: np.ndarray, args: Sequence[Args]) -> np.ndarray:
         column = np.full(count, ABSENT, dtype=np.int32)
@@ -215,17 +203,6 @@ class Columns:
             self._typed += len(args)
         column[rows] = np.array([shapes[bytes(of_call.input_dims)] for of_call in args], dtype=np.int32) - 1
         return column
-
-    def _paired(self, events: Sequence[Event]) -> Iterator[Complete]:
-        """Yield the spans of which this chunk holds the end."""
-        for event in events:
-            if type(event) is Begin:
-                self._open.setdefault((event.pid, event.tid), []).append(event)
-            elif type(event) is End and self._open.get((event.pid, event.tid)):
-                begin = self._open[event.pid, event.tid].pop()
-                (start_ns, end_ns), usable = exact_nanoseconds([begin.ts, event.ts])
-                duration = float(end_ns - start_ns) / 1000 if usable.all() else float("nan")
-                yield Complete(begin.cat, begin.name, begin.pid, begin.tid, begin.ts, duration, begin.args)
 
     def _memory_rows(self, events: Sequence[Instant]) -> dict[str, np.ndarray]:
         start_ns, usable = exact_nanoseconds([event.ts for event in events])

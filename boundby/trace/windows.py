@@ -52,9 +52,9 @@ def window(trace: Trace, linked: Links) -> Window:
     end_ns = start_ns + np.maximum(trace.duration_ns[marks], 0)
     of_mark = [int(trace.names[name].rpartition("#")[2]) for name in trace.name[marks].tolist()]
     # A mark may stand in the trace once per thread.
-    numbers, first, place = np.unique(of_mark, return_index=True, return_inverse=True)
-    is_again = (start_ns >= end_ns[first][place]) & (start_ns > start_ns[first][place])
-    repeated = numbers[distinct(np.sort(place[is_again]))]
+    numbers, first, number = np.unique(of_mark, return_index=True, return_inverse=True)
+    is_again = (start_ns >= end_ns[first][number]) & (start_ns > start_ns[first][number])
+    repeated = numbers[distinct(np.sort(number[is_again]))]
     order = np.argsort(start_ns[first], kind="stable")
     end = int(end_ns.max())
     launched = linked.launch != ABSENT
@@ -88,8 +88,8 @@ def without_excluded(trace: Trace) -> Trace:
 
 def _are_inside(start_ns: np.ndarray, end_ns: np.ndarray, spans: Intervals) -> np.ndarray:
     """Return a mask of the events that lie wholly in one of the spans."""
-    place = np.searchsorted(spans.start_ns, start_ns, side="right") - 1
-    return (place >= 0) & (end_ns <= spans.end_ns[place])
+    span = np.searchsorted(spans.start_ns, start_ns, side="right") - 1
+    return (span >= 0) & (end_ns <= spans.end_ns[span])
 
 
 def _moved(moments: np.ndarray, spans: Intervals) -> np.ndarray:

@@ -19,9 +19,7 @@ from .results import SUMMARY as SUMMARY
 from .results import RunFiles as RunFiles
 from .results import goes_on as goes_on
 from .results import publish_cycle as publish_cycle
-from .results import read_trace_verdict as read_trace_verdict
 from .results import stage_rows as stage_rows
-from .results import trace_verdict_of as trace_verdict_of
 from .stages import BACKWARD as BACKWARD
 from .stages import FORWARD as FORWARD
 from .stages import OPTIMIZER as OPTIMIZER
@@ -39,6 +37,8 @@ from .steps import windows as windows
 from .store import DOCUMENT as DOCUMENT
 from .store import LOG as LOG
 from .store import file_name as file_name
+from .summary import read_trace_verdict as read_trace_verdict
+from .summary import trace_verdict_of as trace_verdict_of
 from .timer import StageTimer as StageTimer
 from .timer import TimerOptions as TimerOptions
 from .transformers import ProfCallback as ProfCallback

@@ -188,9 +188,9 @@ class Aggregator:
 
     def id_of(self, name: str, kind: Kind) -> int:
         """Return the place of a name in `names`; the names beyond the limit have one place together."""
-        place = self.ids[kind].get(name)
-        if place is not None:
-            return place
+        index = self.ids[kind].get(name)
+        if index is not None:
+            return index
         readable = _readable(name)
         if readable != name:
             return self.id_of(readable, kind)
@@ -239,17 +239,17 @@ class Aggregator:
 
     def add_metric(self, step: int, name: str, value: float) -> None:
         """Take in the value of a metric, from one thread at a time; NaN and huge values are counted alone."""
-        place = self._metric_ids.get(name)
-        if place is None:
+        index = self._metric_ids.get(name)
+        if index is None:
             name = _readable(name)
-            place = self._metric_ids.get(name)
-        if place is None:
-            place = self._new_metric(name)
-        self.metrics.append(step, place, value)
+            index = self._metric_ids.get(name)
+        if index is None:
+            index = self._new_metric(name)
+        self.metrics.append(step, index, value)
         if abs(value) <= LARGEST:
-            self._running_metrics[place].add(value)
+            self._running_metrics[index].add(value)
         else:
-            self._non_finite[place] += 1
+            self._non_finite[index] += 1
 
     def summaries(self) -> Summaries:
         """Return the summaries of every name that has occurred, and of every metric; other threads may be adding."""
@@ -267,8 +267,8 @@ class Aggregator:
         self._running_metrics.append(RunningStatistics())
         self._non_finite.append(0)
         self.metric_names.append(name)
-        self._metric_ids[name] = place = len(self.metric_names) - 1
-        return place
+        self._metric_ids[name] = index = len(self.metric_names) - 1
+        return index
 
 
 def share_of(kind: Kind, self_total: float, whole: float) -> float | None:

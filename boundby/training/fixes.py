@@ -130,8 +130,8 @@ class Loop:
 
 def processor_time_beside() -> float:
     """Return the processor time that the processes have taken which this one started."""
-    times = [each.cpu_times() for each in psutil.Process().children(recursive=True)]
-    return float(sum(each.user + each.system for each in times))
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return float(sum(spent.user + spent.system for spent in times))
 
 
 def try_fixes(  # noqa: PLR0913  (a training, what is known of it, and the instruments)
@@ -279,7 +279,7 @@ class _Known:
         noise = math.log(factor.high / factor.low) / 2
         apart = math.exp(math.hypot(noise, PART_ERROR))
         value, low, high = (
-            1 / (1 - share + share / each) for each in (factor.value, factor.value / apart, factor.value * apart)
+            1 / (1 - share + share / end) for end in (factor.value, factor.value / apart, factor.value * apart)
         )
         error = math.hypot(math.log(high / low) / 2, REST_ERROR)
         return Interval(value, value * math.exp(-error), value * math.exp(error))
@@ -300,7 +300,7 @@ class _Known:
         at_hand = min(AHEAD * workers, count - 2)
         spent_s, rounds = self.spent_beside_s(), [self._loaded(base, loader, count, at_hand) for _ in range(LOADED)]
         means = [statistics.fmean(column) for column in zip(*rounds, strict=True)]
-        loading_s, slow_s, quick_s = (means[0] + (count - 1) * each for each in means[1:])
+        loading_s, slow_s, quick_s = (means[0] + (count - 1) * mean for mean in means[1:])
         quick_s = min(quick_s, slow_s, loading_s)  # without pause each batch is handed over as well
         spent_s = (self.spent_beside_s() - spent_s + TICK_S) / LOADED
         cores, threads = len(usable_cpus()), torch.get_num_threads()

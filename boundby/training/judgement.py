@@ -578,7 +578,7 @@ def gains_of(facts: Facts, trace: Verdict | None) -> tuple[Gain, ...]:
     of_step = [*((gain.at_most, gain) for gain in gains), *inside]
     ranked = [
         *((1 - of_steps + of_steps / factor, gain) for factor, gain in of_step),
-        *((1 / each.at_most, each) for each in between),
+        *((1 / gain.at_most, gain) for gain in between),
     ]
     largest = [gain for _, gain in sorted(ranked, key=lambda pair: pair[0]) if gain.at_most >= LEAST_GAIN]
     return tuple([*largest, *(gain for gain in capped if gain.at_most >= LEAST_GAIN)])
@@ -697,8 +697,8 @@ def _parts(verdict: TrainingVerdict) -> dict[str, list[str]]:
 
 def _lines(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for head, sentences in parts.items():
-        for place, sentence in enumerate(sentences):
-            line = f"{'' if place else head + ':':<7}{' '.join(sentence.split())}"
+        for number, sentence in enumerate(sentences):
+            line = f"{'' if number else head + ':':<7}{' '.join(sentence.split())}"
             yield line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
 
 

@@ -1,7 +1,6 @@
 """Profile a training loop: the times of its stages all along, and a trace of a few of its steps."""
 
 import atexit
-import functools
 import gc
 import os
 import sys
@@ -11,16 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from boundby import files
 from boundby.bound import Verdict, judge_trace
-from boundby.capture import Say
+from boundby.capture import Guard, Say
 from boundby.machine import PsutilSource, Source, Sources
 from boundby.trace import OPERATOR_COLUMNS, operator_rows
-from boundby.training import results, stages
+from boundby.training import results, stages, summary
 from boundby.training.reader import others_of
 from boundby.training.recorder import CudaMarks, HookEvent
 from boundby.training.records import StageTimes
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from boundby.capture import CaptureManifest, CaptureOptions, Cycle, Recorder, Schedule
     from boundby.machine import Allocator
 
-Result = TypeVar("Result")
 NO_TRACE_WANTED = "ManagerOptions.trace is False; with True a few steps are recorded"
 WAIT, WARMUP, ACTIVE = 10, 2, 3  # steps of the schedule, where none is given: past what happens once
 
@@ -88,7 +86,7 @@ class ProfilerManager:
         self._readings: Readings | None = None
         self._derived: Path | None = None  # the trace from which the tables are
         self.trace_verdict: Verdict | None = None  # what the trace says, None where there is none yet
-        self._place = RunFiles(self.folder, 0, 1)
+        self._files = RunFiles(self.folder, 0, 1)
         self._is_excluding = False  # what runs is marked in the trace as part of no step
         self._marks_trace = False
         self._interruptions: Interruptions | None = None
@@ -127,7 +125,8 @@ class ProfilerManager:
         self._is_on = True
         self._pid = os.getpid()
         atexit.register(self._stop_at_exit)
-        self._guarded("profiler", self._prepare)
+        with self._guard("profiler"):
+            self._prepare()
         self.timer.start(first_step)
         if self._recorder:
             self._recorder.start(total_steps, first_step)
@@ -145,7 +144,10 @@ class ProfilerManager:
         began = perf_counter()
         if self._recorder:
             self._recorder.step()
-        values = self._readings and self._guarded("readings", self._readings.due)
+        values: dict[str, float] = {}
+        if self._readings:
+            with self._guard("readings"):
+                values = self._readings.due()
         if values:
             self.timer.metrics(values)
         if self._recorder or values:
@@ -165,10 +167,13 @@ class ProfilerManager:
         manifest = self._recorder.stop() if self._recorder else None
         self.timer.stop(error)
         reason = None if self._options.trace else self._options.no_trace_reason
-        nothing = functools.partial(results.manifest_of_nothing, self._place, reason)
-        self._guarded("manifest.json", lambda: self._write_manifest(manifest or nothing()))
-        self._guarded("profiler_summary.json", lambda: self._sum_up(manifest))
-        self._guarded("profiler_summary.json of all ranks", lambda: results.merge_at_stop(self._place))
+        with self._guard(results.MANIFEST):
+            self._write_manifest(manifest or results.manifest_of_nothing(self._files, reason))
+        with self._guard(results.SUMMARY):
+            document = summary.run_summary(self.timer.snapshot(), manifest, self.trace_verdict)
+            files.write_json(self._files.path(results.SUMMARY), document)
+        with self._guard(f"{results.SUMMARY} of all ranks"):
+            summary.merge_at_stop(self._files)
 
     def stage(self, name: str) -> Block:
         """Return a context that times its block as a stage."""
@@ -254,9 +259,10 @@ class ProfilerManager:
         timer, given = self.timer, self._options.timer
         device = self._device or pick_device()
         naming = Naming(given.rank, given.world_size) if given else naming_of_process()
-        self._place = RunFiles(self.folder, naming.rank, naming.world_size)
-        if reason := self._guarded("earlier run", lambda: remove_earlier(self._place)):
-            timer.remarks.add("earlier run", reason)
+        self._files = RunFiles(self.folder, naming.rank, naming.world_size)
+        with self._guard("earlier run"):
+            if reason := remove_earlier(self._files):
+                timer.remarks.add("earlier run", reason)
         timer.options = replace(timer.options, rank=naming.rank, world_size=naming.world_size, device=str(device))
         if is_gpu(device):
             timer.marks = CudaMarks(device)
@@ -282,23 +288,21 @@ class ProfilerManager:
         if self._recorder:
             manifest = self._recorder.manifest
             if manifest.trace_path not in (None, self._derived):
-                self._guarded("op_stats.csv", lambda: self._derive(manifest))
-            self._guarded("manifest.json", lambda: self._write_manifest(manifest))
+                with self._guard(results.OP_STATS):
+                    self._derive(manifest)
+            with self._guard(results.MANIFEST):
+                self._write_manifest(manifest)
         self.timer.hooks.tell("trace_ready", cycle)
 
     def _derive(self, manifest: "CaptureManifest") -> None:
         """Write the results derived from the trace, and keep its verdict."""
-        self._derived, path = manifest.trace_path, self._place.path(results.TRACE)
+        self._derived, path = manifest.trace_path, self._files.path(results.TRACE)
         if manifest.trace_path not in (None, path):  # it is one of several, and gets the usual name too
             results.give_name(manifest.trace_path, path)
         analysis = results.analysis_of(manifest)
         self.trace_verdict = judge_trace(analysis)
         rows = operator_rows(analysis.operators)
-        files.write_csv(self._place.path(results.OP_STATS), rows, OPERATOR_COLUMNS)
-
-    def _sum_up(self, manifest: "CaptureManifest | None") -> None:
-        document = results.summary_document(self.timer.snapshot(), manifest, self.trace_verdict)
-        files.write_json(self._place.path(results.SUMMARY), document)
+        files.write_csv(self._files.path(results.OP_STATS), rows, OPERATOR_COLUMNS)
 
     def _write_manifest(self, manifest: "CaptureManifest") -> None:
         """Write it, and report what has failed; foreseen limits only stand in the file."""
@@ -306,15 +310,10 @@ class ProfilerManager:
             if not downgrade.is_foreseen:
                 self.timer.remarks.tell(downgrade.what, downgrade.reason)
         whole = msgspec.structs.replace(manifest, downgrades=(*manifest.downgrades, *self.timer.remarks.all()))
-        files.write_json(self._place.path(results.MANIFEST), whole)
+        files.write_json(self._files.path(results.MANIFEST), whole)
 
-    def _guarded(self, what: str, action: Callable[[], Result]) -> Result | None:
-        """Return what the action returns; None, with a remark, where it raises."""
-        try:
-            return action()
-        except Exception as error:
-            self.timer.remarks.add(what, error)
-            return None
+    def _guard(self, what: str) -> Guard:
+        return self.timer.remarks.guard(what)
 
 
 class Interruptions:

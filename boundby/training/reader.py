@@ -1,7 +1,7 @@
 """Read the stage times of a run that has ended, runs still, or was killed; and tell the runs of a folder apart."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ def read_stage_times(folder: str | Path, rank: int | None = None, *, with_rows: 
     FileNotFoundError where there is neither file, and ValueError where neither can be read.
     """
     folder = Path(folder)
-    place = (0, 1) if rank is None else (rank, rank + 2)
-    document, log = (folder / file_name(name, *place) for name in (DOCUMENT, LOG))
+    naming = (0, 1) if rank is None else (rank, rank + 2)
+    document, log = (folder / file_name(name, *naming) for name in (DOCUMENT, LOG))
     if not document.is_file() and not log.is_file():
         raise FileNotFoundError(f"{folder} holds neither {document.name} nor {log.name}")
     times, fault = _document(document, with_rows)
@@ -244,14 +244,15 @@ def _stages(
     """Return the summaries with the later rows in them."""
     known = {(stage.name, stage.kind): stage for stage in times.stages}
     stages = []
-    for place, name in enumerate(names):
-        new = later[later["stage"] == place]
+    for index, name in enumerate(names):
+        new = later[later["stage"] == index]
         earlier = known.get((name.name, name.kind))
         if len(new) or earlier:
             earlier = earlier or StageSummary(name.name, name.kind, NOTHING, 0.0, None, None, None, 0)
-            stages.append(_with_rows(earlier, rows[rows["stage"] == place], new))
+            stages.append(_with_rows(earlier, rows[rows["stage"] == index], new))
     whole = next((stage.host_s.total for stage in stages if stage.kind == "step"), 0.0)
-    return tuple(replace(stage, share=share_of(stage.kind, stage.self_total_s, whole)) for stage in stages)
+    shares = [share_of(stage.kind, stage.self_total_s, whole) for stage in stages]
+    return tuple(msgspec.structs.replace(stage, share=share) for stage, share in zip(stages, shares, strict=True))
 
 
 def _with_rows(earlier: StageSummary, rows: np.ndarray, new: np.ndarray) -> StageSummary:
@@ -264,7 +265,7 @@ def _with_rows(earlier: StageSummary, rows: np.ndarray, new: np.ndarray) -> Stag
     device = joined_column("device_ns", earlier.device_s)
     gap = joined_column("gap_ns", earlier.starvation_s)
     own = usual_new["self_ns"][usual_new["self_ns"] > 0].sum() / NS_PER_S
-    return replace(
+    return msgspec.structs.replace(
         earlier,
         host_s=joined_column("host_ns", earlier.host_s),
         self_total_s=earlier.self_total_s + float(own),
@@ -279,8 +280,8 @@ def _metrics(
 ) -> tuple[MetricSummary, ...]:
     known = {metric.name: metric for metric in times.metrics}
     metrics = []
-    for place, name in enumerate(names):
-        values, new = (part[part["metric"] == place]["value"] for part in (rows, later))
+    for index, name in enumerate(names):
+        values, new = (part[part["metric"] == index]["value"] for part in (rows, later))
         earlier = known.get(name, MetricSummary(name, NOTHING, 0))
         statistics = joined(earlier.values, new[np.isfinite(new)], values[np.isfinite(values)])
         metrics.append(MetricSummary(name, statistics, earlier.non_finite + int((~np.isfinite(new)).sum())))

@@ -1,7 +1,6 @@
 """What is known of the stages of a training run: plain records, for the writer, the reader and everyone who asks."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -43,8 +42,7 @@ CUT = 4  # its end never came: the stage around it ended first
 UNUSUAL = DISTURBED | RAISED | CUT  # kept out of the summaries
 
 
-@dataclass(frozen=True)
-class Statistics:
+class Statistics(msgspec.Struct, frozen=True):
     """What a stream of `n` values says, in the unit of the values; the quantiles rest on `sampled` of them.
 
     A quantile that the sample does not support is None, as everything but the counts is when there is no value.
@@ -62,8 +60,7 @@ class Statistics:
     sampled: int = 0
 
 
-@dataclass(frozen=True)
-class Name:
+class Name(msgspec.Struct, frozen=True):
     """What an occurrence is one of.
 
     A `stage` is a part of a step, and `background` a stage on another thread than the loop's. A `span` holds steps,
@@ -74,8 +71,7 @@ class Name:
     kind: Kind
 
 
-@dataclass(frozen=True)
-class StageSummary:
+class StageSummary(msgspec.Struct, frozen=True):
     """All occurrences of one name, without those of disturbed steps and those that did not end well (`unusual`)."""
 
     name: str
@@ -88,8 +84,7 @@ class StageSummary:
     unusual: int
 
 
-@dataclass(frozen=True)
-class MetricSummary:
+class MetricSummary(msgspec.Struct, frozen=True):
     """All values that the program gave for one metric."""
 
     name: str
@@ -97,8 +92,7 @@ class MetricSummary:
     non_finite: int  # NaN, infinity and what is beyond 1e100, in no other number
 
 
-@dataclass(frozen=True)
-class OpenStage:
+class OpenStage(msgspec.Struct, frozen=True):
     """A stage that had begun and not ended when this was written."""
 
     name: str
@@ -169,13 +163,13 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, rename={"metric_rows
 
     def rows_of(self, name: str, kind: Kind = "stage") -> np.ndarray:
         """Return the occurrences of one name, the oldest first."""
-        places = [place for place, known in enumerate(self.names) if known == Name(name, kind)]
-        return self.occurrences[np.isin(self.occurrences["stage"], places)]
+        indices = [index for index, known in enumerate(self.names) if known == Name(name, kind)]
+        return self.occurrences[np.isin(self.occurrences["stage"], indices)]
 
     def values_of(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps and the finite values of one metric."""
-        places = [place for place, known in enumerate(self.metric_names) if known == metric]
-        rows = self.metric_rows[np.isin(self.metric_rows["metric"], places)]
+        indices = [index for index, known in enumerate(self.metric_names) if known == metric]
+        rows = self.metric_rows[np.isin(self.metric_rows["metric"], indices)]
         rows = rows[np.isfinite(rows["value"])]
         return rows["step"], rows["value"]
 

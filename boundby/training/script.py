@@ -200,7 +200,7 @@ class ScriptRecorder:
 
     def _start(self, optimizer: torch.optim.Optimizer) -> None:
         """Begin to record, on the device of the parameters; the step that has ended is number 0."""
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = [param for group in optimizer.param_groups for param in group["params"]]
         options = ManagerOptions(trace=False, no_trace_reason=NO_TRACE)
         manager = ProfilerManager(self._folder, device=parameters[0].device, options=options)
         self._optimizer, self._pid, self._thread = id(optimizer), os.getpid(), threading.get_ident()
@@ -212,10 +212,10 @@ class ScriptRecorder:
     def _hook(self, parameters: list[torch.nn.Parameter], manager: ProfilerManager) -> None:
         """Time the forward of the outermost modules that hold these parameters."""
         wanted = set(map(id, parameters))
-        modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
-        inner = {id(child) for each in modules for child in each._modules.values()}
+        modules = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), torch.nn.Module)]
+        inner = {id(child) for module in modules for child in module._modules.values()}
         for module in modules:
-            if id(module) in inner or not any(id(each) in wanted for each in module.parameters()):
+            if id(module) in inner or not any(id(parameter) in wanted for parameter in module.parameters()):
                 continue
             if getattr(module, "_compiled_call_impl", None) is not None:
                 self._seen.add(FORWARD)

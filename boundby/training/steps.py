@@ -73,8 +73,8 @@ def step_table(times: StageTimes) -> StepTable:
     if not len(ends):
         return _totals(times)
     rows, at = _rows_of_steps(times, ends)
-    places = [place for place, stage in enumerate(times.names) if stage.kind == "stage"]
-    host = _summed(rows["self_ns"], rows["stage"], at, (len(ends), places))
+    columns = [index for index, stage in enumerate(times.names) if stage.kind == "stage"]
+    host = _summed(rows["self_ns"], rows["stage"], at, (len(ends), columns))
     host[:, -1] = ends["self_ns"] / NS_PER_S
     is_usual = (ends["flags"] & UNUSUAL) == 0
     is_usual[at[(rows["flags"] & UNUSUAL) != 0]] = False
@@ -82,7 +82,7 @@ def step_table(times: StageTimes) -> StepTable:
     if times.num_occurrences > len(times.occurrences):
         is_judged[0] = False  # the ring may have lost its first stages
     table = StepTable(
-        names=(*(times.names[place].name for place in places), IN_NO_STAGE),
+        names=(*(times.names[index].name for index in columns), IN_NO_STAGE),
         around=_around(times, rows),
         numbers=ends["step"],
         seconds=host,
@@ -93,7 +93,7 @@ def step_table(times: StageTimes) -> StepTable:
     has_marks = np.isin(np.arange(len(ends)), at)
     has_marks[at[rows["device_ns"] < 0]] = False
     if is_judged.any() and (has_marks & is_judged).sum() >= ENOUGH_MARKS * is_judged.sum():
-        table = replace(table, seconds=_by_device(rows, at, (len(ends), places)), on_device=True)
+        table = replace(table, seconds=_by_device(rows, at, (len(ends), columns)), on_device=True)
         is_judged &= has_marks
     return _warm(table.at(np.flatnonzero(is_judged)))
 
@@ -139,7 +139,7 @@ def _summed(ns: np.ndarray, names: np.ndarray, at: np.ndarray, shape: tuple[int,
 
     The last column is for all other names.
     """
-    columns = {place: column for column, place in enumerate(shape[1])}
+    columns = {index: column for column, index in enumerate(shape[1])}
     table = np.zeros((shape[0], len(columns) + 1))
     np.add.at(table, (at, np.array([columns.get(name, -1) for name in names.tolist()], dtype=np.intp)), ns / NS_PER_S)
     return table
@@ -164,7 +164,7 @@ def longest_gap(times: StageTimes) -> tuple[str, str, float] | None:
     kinds = [stage.kind for stage in times.names]
     rows = times.occurrences[times.occurrences["parent"] == ABSENT]
     is_stage, is_excluded = (
-        np.isin(rows["stage"], [place for place, of in enumerate(kinds) if of == kind])
+        np.isin(rows["stage"], [index for index, of in enumerate(kinds) if of == kind])
         for kind in ("stage", "excluded")
     )
     starts = np.sort(rows["start_ns"][is_excluded])
@@ -182,8 +182,8 @@ def longest_gap(times: StageTimes) -> tuple[str, str, float] | None:
 
 def _rows_of_steps(times: StageTimes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of stages, and the place of the step of each: the next one that ends."""
-    places = [place for place, stage in enumerate(times.names) if stage.kind == "stage"]
-    rows = times.occurrences[np.isin(times.occurrences["stage"], places)]
+    columns = [index for index, stage in enumerate(times.names) if stage.kind == "stage"]
+    rows = times.occurrences[np.isin(times.occurrences["stage"], columns)]
     at = np.searchsorted(ends["index"], rows["index"])
     is_whole = at < len(ends)
     rows, at = rows[is_whole], at[is_whole]
@@ -207,7 +207,7 @@ def _warm(table: StepTable) -> StepTable:
         return table
     is_slow = whole > SLOW_START * np.median(whole)
     most = int(MOST_WARM_UP * len(whole))
-    warm_up = next((place for place in range(most) if not is_slow[place]), most)
+    warm_up = next((row for row in range(most) if not is_slow[row]), most)
     return replace(table.at(np.arange(warm_up, len(whole))), warm_up=warm_up)
 
 
@@ -348,8 +348,8 @@ def _sizes(times: StageTimes, quantity: str, numbers: np.ndarray) -> np.ndarray:
     if quantity not in times.metric_names:
         return np.full(len(numbers), np.nan)
     rows = times.metric_rows[times.metric_rows["metric"] == times.metric_names.index(quantity)]
-    steps, place = np.unique(rows["step"], return_inverse=True)
-    sums = dict(zip(steps.tolist(), np.bincount(place, weights=rows["value"]).tolist(), strict=True))
+    steps, row_steps = np.unique(rows["step"], return_inverse=True)
+    sums = dict(zip(steps.tolist(), np.bincount(row_steps, weights=rows["value"]).tolist(), strict=True))
     return np.array([sums.get(number, math.nan) for number in numbers.tolist()])
 
 

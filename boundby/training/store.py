@@ -129,7 +129,7 @@ class Log:
         if self._every > 1:
             is_kept = rows["step"] % self._every == 0
             if ring is self._sums.stages:
-                spans = [place for place, name in enumerate(list(self._sums.names)) if name.kind == "span"]
+                spans = [index for index, name in enumerate(list(self._sums.names)) if name.kind == "span"]
                 is_kept |= np.isin(rows["stage"], spans)
             rows = rows[is_kept]
         return rows.tobytes()
@@ -163,10 +163,10 @@ class Writer:
     def start(self, folder: Path, *, in_background: bool) -> None:
         """Write the first document, and go on from a thread of its own if `in_background`."""
         times = self._times()
-        place = (times.rank, times.world_size)
+        naming = (times.rank, times.world_size)
         header = RunLine(*(getattr(times, name) for name in RunLine.__struct_fields__))
-        self._document = folder / file_name(DOCUMENT, *place)
-        self._log = Log(folder / file_name(LOG, *place), self._sums, header, self._pace)
+        self._document = folder / file_name(DOCUMENT, *naming)
+        self._log = Log(folder / file_name(LOG, *naming), self._sums, header, self._pace)
         with self._remarks.guard(OF_LOG):
             self._log.begin()
         with self._remarks.guard(DOCUMENT):

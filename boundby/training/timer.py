@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from boundby.capture import Guard, Remarks, Say, summary
 from boundby.machine import host_id
-from boundby.training.aggregate import CAPACITY, MOST_NAMES, Aggregator
+from boundby.training.aggregate import CAPACITY, Aggregator
 from boundby.training.recorder import DeviceClock, Hooks, Marks, StageRecorder
 from boundby.training.records import Kind, StageTimes, Status
 from boundby.training.store import Pace, Writer
@@ -69,7 +69,6 @@ class StageTimer:
         self._aggregator = Aggregator(self.options.capacity if enabled else 1, self.remarks)
         self._ended: StageRecorder | None = None
         self._writer: Writer | None = None
-        self._blocks: dict[str, Block] = {}  # they hold nothing of their own, so each can be entered again
         self._failures = 0
         self.guard = Guard(self._failed)
         self._first_step = 0
@@ -134,13 +133,7 @@ class StageTimer:
 
     def stage(self, name: str) -> "Block":
         """Return a context that times its block as a stage."""
-        try:
-            return self._blocks[name]
-        except (KeyError, TypeError):  # new, or no name at all, which `begin` will say
-            block = Block(self, name, "stage")
-        if isinstance(name, str) and len(self._blocks) < MOST_NAMES:
-            self._blocks[name] = block
-        return block
+        return Block(self, name, "stage")
 
     def span(self, name: str) -> "Block":
         """Return a context that times its block, which holds steps, such as an epoch."""
@@ -171,11 +164,11 @@ class StageTimer:
 
     def begin(self, name: str, kind: Kind = "stage") -> None:
         """Begin a "stage", a "span" or something "excluded"."""
-        (self.stage(name) if kind == "stage" else Block(self, name, kind)).__enter__()
+        Block(self, name, kind).__enter__()
 
     def end(self, name: str, *, raised: bool = False) -> None:
         """End what `begin` began; with `raised` it ended by an exception and stays out of the summaries."""
-        self.stage(name).__exit__(Exception if raised else None)
+        Block(self, name, "stage").__exit__(Exception if raised else None)
 
     def forget(self, name: str) -> None:
         """Take back the begin of the innermost stage, if it has this name: it turned out not to be one."""

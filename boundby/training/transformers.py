@@ -1,7 +1,7 @@
 """Profile a training of the Hugging Face Trainer: the times of its stages all along, and a trace of a few of its steps.
 
-`ProfCallback` goes by the events of a callback, its `attach` by the methods of the Trainer itself. Each cycle leaves a
-folder named after its last step; Nsight Systems may take the place of torch.profiler.
+`ProfCallback` wraps methods of the Trainer that calls it, or that it is attached to. Each cycle leaves a folder named
+after its last step; Nsight Systems may take the place of torch.profiler.
 """
 
 import functools
@@ -10,15 +10,15 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import accelerate.data_loader
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from boundby import files
 from boundby.capture import (
@@ -36,15 +36,13 @@ from boundby.capture import (
     trace_limit,
 )
 from boundby.trace import (
-    host_tree,
-    links,
+    Structure,
     memory_page,
     memory_use,
     op_stats,
     read_trace,
     table_lines,
     table_rows,
-    window,
     without_excluded,
 )
 from boundby.training import stages
@@ -52,7 +50,6 @@ from boundby.training.manager import ManagerOptions, ProfilerManager
 from boundby.training.results import give_name
 from boundby.training.store import file_name
 from boundby.training.timed_methods import TimedMethods
-from boundby.training.transformers_hooks import HookMarks
 
 TRACE, STACKS, SNAPSHOT = "trace.pt.trace.json", "stacks.txt", "memory_snapshot.pickle"
 FOLDER = re.compile(r"iteration_\d+(?:_run(\d+))?")
@@ -109,7 +106,7 @@ def write_iteration(
     if exports.memory_timeline:
         with guard("memory timeline"):
             trace = own_trace()
-            uses = memory_use(trace, host_tree(trace), window(trace, links(trace)))
+            uses = memory_use(Structure(trace))
             files.write_text(path(MEMORY_TIMELINE), memory_page(uses, f"Memory of rank {manifest.rank}, {folder.name}"))
     if exports.memory_timeline and snapshot:
         with guard("memory snapshot"):
@@ -183,25 +180,26 @@ OUTPUT_DIR = "./profiler_output"
 WAIT, WARMUP, ACTIVE, CYCLES = 4, 4, 1, 1
 
 
-def _event(mark: Callable[[HookMarks, Any], object]) -> Callable[..., None]:
-    """Return the handler of an event: it tells the marks, where the stages are told by events."""
-
-    def on_event(self: "ProfCallback", args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._mark(lambda marks: mark(marks, control))
-
-    return on_event
+def calling_trainer() -> Trainer:
+    """Return the Trainer that calls a callback, which is not told who it is. Raises LookupError where none does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if isinstance(owner := frame.f_locals.get("self"), Trainer):
+            return owner
+        frame = frame.f_back
+    raise LookupError("no Trainer of transformers calls this callback; name it: callback.attach(trainer)")
 
 
 class ProfCallback(TrainerCallback):
     """Profiles a training of the Hugging Face Trainer: pass it in its `callbacks`.
 
-    All along, the stages of every step are timed; `attach` times them exactly. After `wait_steps` and `warmup_steps`
-    each of the `num_cycles` cycles records `active_steps` steps with torch.profiler, and `output_dir/iteration_X/`
-    gets its files, where X is the Trainer's `global_step` after the last of them; a second training with this
-    `output_dir` leaves them alone and writes `iteration_X_run2`. `profile_memory` needs shapes and stacks and switches
-    them on. Stage times, summary, manifest, table of operators and the first trace go to
-    `run_folder`, which is `output_dir` if not given. A cycle's steps are optimizer steps; with `schedule_every_n_steps`
-    cycles begin that many steps apart, otherwise the next one follows at once. A schedule longer than the training is
+    All along, the stages of every step are timed, by wrapping methods of the Trainer while it trains. After
+    `wait_steps` and `warmup_steps` each of the `num_cycles` cycles records `active_steps` steps with torch.profiler,
+    and `output_dir/iteration_X/` gets its files, where X is the Trainer's `global_step` after the last of them; a
+    second training with this `output_dir` leaves them alone and writes `iteration_X_run2`. `profile_memory` needs
+    shapes and stacks and switches them on. Stage times, summary, manifest, table of operators and the first trace go
+    to `run_folder`, by default `output_dir`. A cycle's steps are optimizer steps; with `schedule_every_n_steps` cycles
+    begin that many steps apart, otherwise the next one follows at once. A schedule longer than the training is
     shortened to it. In place of a trace of more than `max_trace_mb` of JSON another cycle records less; the trace is
     kept all the same where the training has no room for one.
 
@@ -260,7 +258,6 @@ class ProfCallback(TrainerCallback):
         self.nsight = NsightMode(report) if enable_nsight_systems else None
         self.guard = Guard(self._failed)
         self.manager: ProfilerManager | None = None  # of the training that runs, or of the last one
-        self._marks: HookMarks | None = None
         self._attachment: Attachment | None = None
         self._global_step = 0
         self._has_ended = False  # the training that `manager` is of
@@ -273,9 +270,11 @@ class ProfCallback(TrainerCallback):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop(error)
+        if self._attachment:
+            self._attachment.detach()
 
     def attach(self, trainer: Any) -> "Attachment":
-        """Time the stages of this Trainer's next training exactly, by wrapping its methods; exceptions are noticed too.
+        """Profile this Trainer's next training; then exceptions that end it are noticed too.
 
         What it returns lets go of the Trainer at the end of that training by itself, or when asked, or as a context
         manager. The callback need not be among the Trainer's.
@@ -286,7 +285,7 @@ class ProfCallback(TrainerCallback):
         return self._attachment
 
     def let_go(self, attachment: "Attachment") -> None:
-        """Go on as a plain callback: the attachment to a Trainer has ended."""
+        """Forget the attachment to a Trainer, which has ended."""
         if self._attachment is attachment:
             self._attachment = None
 
@@ -320,10 +319,8 @@ class ProfCallback(TrainerCallback):
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the profile and write it; `error` is what ended the training, None where it ended well."""
-        if self._marks:
-            with self.guard:
-                self._marks.train_end()
-            self._marks = None
+        if self._attachment:
+            self._attachment.end(error)
         if self.manager and not self._has_ended:
             self._has_ended = True
             self.manager.stop(error)
@@ -338,54 +335,11 @@ class ProfCallback(TrainerCallback):
             logger.warning("the profiler of the training stays off: %s", error)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to profile."""
+        """Begin to profile the Trainer that calls, unless one is attached, which is told by itself."""
         if not self._attachment:
             with self.guard:
-                self._begin(args, state, kwargs.get("model"))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the profile."""
-        if not self._attachment:
-            self.stop()
-
-    on_epoch_begin = _event(lambda marks, _: marks.epoch_begin())
-    on_epoch_end = _event(lambda marks, control: marks.epoch_end(control))
-    on_step_begin = _event(lambda marks, _: marks.step_begin())
-    on_substep_end = _event(lambda marks, _: marks.substep_end())
-    on_pre_optimizer_step = _event(lambda marks, _: marks.pre_optimizer_step())
-    on_optimizer_step = _event(lambda marks, _: marks.optimizer_step())
-    on_evaluate = _event(lambda marks, control: marks.evaluated(control))
-    on_predict = _event(lambda marks, control: marks.evaluated(control))
-    on_prediction_step = _event(lambda marks, _: marks.prediction_step())
-    on_save = _event(lambda marks, control: marks.saved(control))
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Mark the end of the step, and what follows it."""
-
-        def end(marks: HookMarks) -> None:
-            marks.step_end()
-            self.step(state)
-            marks.between_steps(control)
-
-        self._mark(end)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Keep what was logged."""
-
-        def keep(marks: HookMarks) -> None:
-            self.log(state, logs)
-            marks.logged(control)
-
-        self._mark(keep)
-
-    def _mark(self, action: Callable[[HookMarks], object]) -> None:
-        if self._marks:
-            with self.guard:
-                action(self._marks)
-
-    def _begin(self, args: Any, state: Any, model: Any) -> None:
-        self._marks = HookMarks(self.start(args, state).timer)
-        self._marks.train_begin(args, model)
+                self._attachment = Attachment(self, calling_trainer())
+                self._attachment.begin(args, state)
 
     def _options(self) -> ManagerOptions:
         capture = CaptureOptions(
@@ -440,6 +394,12 @@ class Attachment:
         self._hold.undo()
         self._callback.let_go(self)
 
+    def end(self, error: BaseException | None) -> None:
+        """End what is timed; an `error` has left what is open."""
+        if self._methods and error is not None:
+            self._methods.cut()
+        self._let_methods_be()
+
     def _let_methods_be(self) -> None:
         if self._methods:
             self._methods.undo()
@@ -449,8 +409,6 @@ class Attachment:
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            if self._methods:
-                self._methods.cut()
             self._callback.stop(error)
             raise
         else:
@@ -471,7 +429,7 @@ class Attachment:
 
     def _after(self, event: str, args: Any, state: Any, kwargs: dict[str, Any]) -> None:
         if event == "on_train_begin":
-            self._begin(args, state)
+            self.begin(args, state)
         elif self._methods is None:
             return
         elif event == "on_epoch_begin":
@@ -489,8 +447,10 @@ class Attachment:
             self._callback.log(state, kwargs.get("logs"))
         elif event == "on_train_end":
             self._callback.stop()
+            self.detach()
 
-    def _begin(self, args: Any, state: Any) -> None:
+    def begin(self, args: Any, state: Any) -> None:
+        """Begin to time a training."""
         self._let_methods_be()
         self._is_in_step = False
         self._methods = methods = TimedMethods(self._callback.start(args, state).timer)

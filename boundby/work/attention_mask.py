@@ -1,9 +1,8 @@
 """The mask of padded texts, made before the forward, which then reads nothing back from the device.
 
-With attention by torch's own kernels (SDPA) transformers looks, on the host and at the start of each forward, whether a
-mask hides anything at all (`masking_utils`: `padding_mask.all()`, one to two reads). The host waits there until the
-device has done all that is queued, so that no backlog can be filled behind it and the device's own time is unknown. A
-mask of four dimensions is taken as it is, and the operators are the same but for those that make the mask.
+With SDPA transformers reads on the host whether a mask hides anything (`masking_utils`: `padding_mask.all()`), and
+waits there for the device: no backlog can be filled, and the device's own time is unknown. A mask of four dimensions is
+taken as it is.
 """
 
 from collections.abc import Mapping
@@ -15,11 +14,10 @@ import torch
 def ready_mask(model: Any, mask: torch.Tensor) -> torch.Tensor | None:
     """Return a mask `[texts, tokens]`, 1 for real tokens, as `[texts, 1, tokens, tokens]`, True where a token is seen.
 
-    For timing: it has no window, by which some layers see less, in the same time. None where the model is not one of
-    transformers with SDPA attention, and where it has layers of both directions.
+    For timing: it has no window. None where the model has no SDPA attention of transformers, or both directions.
     """
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    directions = {each.is_causal for each in modules if isinstance(getattr(each, "is_causal", None), bool)}
+    directions = {module.is_causal for module in modules if isinstance(getattr(module, "is_causal", None), bool)}
     is_known = getattr(getattr(model, "config", None), "_attn_implementation", None) == "sdpa"
     if not is_known or len(directions) != 1 or mask.dim() != 2:
         return None

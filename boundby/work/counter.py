@@ -126,8 +126,8 @@ class _Footprint:
                 view = (tensor.storage_offset(), tensor.shape, tensor.stride())
                 views = self._views.setdefault((how, storage), {})
                 views[view] = max(moved, views.get(view, 0))
-                prepared = operators.is_prepared(tensor)
-                self._sizes[storage] = moved if prepared else tensor.untyped_storage().nbytes()
+                prepacked = operators.is_prepacked(tensor)
+                self._sizes[storage] = moved if prepacked else tensor.untyped_storage().nbytes()
 
     def bytes(self, result: object) -> int:
         """Return the bytes of what was noted, and of the tensors in `result` that the call made."""

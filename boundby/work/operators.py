@@ -86,10 +86,10 @@ class Accesses:
 
 def storage(tensor: torch.Tensor) -> int:
     """Return an identifier of a tensor's memory, valid while that memory lives."""
-    return id(tensor) if is_prepared(tensor) else int(tensor.untyped_storage()._cdata)
+    return id(tensor) if is_prepacked(tensor) else int(tensor.untyped_storage()._cdata)
 
 
-def is_prepared(tensor: torch.Tensor) -> bool:
+def is_prepacked(tensor: torch.Tensor) -> bool:
     """Tell whether these are weights laid out for oneDNN, which have no storage of torch's."""
     return bool(tensor.layout == torch._mkldnn)  # type: ignore[attr-defined]
 
@@ -190,7 +190,7 @@ def written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 def nbytes(tensor: torch.Tensor) -> int:
     """Return the bytes of memory that the elements of a tensor occupy: an expanded tensor repeats, and stays small."""
-    if is_prepared(tensor):
+    if is_prepacked(tensor):
         return tensor.numel() * tensor.element_size()
     if tensor.layout is not torch.strided:
         raise UnknownWorkError(f"the bytes of a tensor with layout {tensor.layout} are not known; count a dense model")
@@ -239,13 +239,13 @@ def _vector_flops(matrix: torch.Tensor, *_: Any, **__: Any) -> int:
     return 2 * matrix.numel()
 
 
-def _prepared_flops(inputs: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a product with prepared weights, `[outputs, inputs]`."""
+def _prepacked_flops(inputs: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a product with prepacked weights, `[outputs, inputs]`."""
     return 2 * inputs.numel() * weight.shape[0]
 
 
 def _eight_bits_flops(inputs: torch.Tensor, *others: Any, **_: Any) -> int:
-    """Return the FLOPs of a product of eight bits with prepared weights, which have a scale for each output."""
+    """Return the FLOPs of a product of eight bits with prepacked weights, which have a scale for each output."""
     scales: torch.Tensor = others[3]
     return 2 * inputs.numel() * scales.numel()
 
@@ -303,7 +303,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     ),
     "torch_attn._varlen_attn": _of_texts_flops,  # torch 2.11 has none
     "aten._efficient_attention_forward": _efficient_flops,
-    "mkldnn._linear_pointwise": _prepared_flops,
+    "mkldnn._linear_pointwise": _prepacked_flops,
     "onednn.qlinear_pointwise": _eight_bits_flops,
     "aten.mv": _vector_flops,
     "aten.dot": _vector_flops,

@@ -17,9 +17,9 @@ STATES = torch.ones(2, 4, 8, 16)
 def events(*names: str | tuple[str, ...]) -> list[SimpleNamespace]:
     """Return events of the profiler; those of a tuple lie within one another."""
     made = []
-    for each in names:
+    for entry in names:
         parent = None
-        for name in (each,) if isinstance(each, str) else each:
+        for name in (entry,) if isinstance(entry, str) else entry:
             parent = SimpleNamespace(name=name, cpu_parent=parent)
             made.append(parent)
     return made
@@ -57,8 +57,8 @@ def test_a_card_takes_another_kernel_by_mask_and_dtype_and_that_one_is_named(car
     with plugged_in(card), torch.inference_mode():
         states = STATES.to("cuda", dtype)
         mask = torch.ones(2, 1, 8, 8, dtype=torch.bool, device="cuda") if has_mask else None
-        found = attention_backend(lambda: scaled_dot_product_attention(states, states, states, attn_mask=mask))
-    assert found == name
+        answer = attention_backend(lambda: scaled_dot_product_attention(states, states, states, attn_mask=mask))
+    assert answer == name
 
 
 @pytest.mark.parametrize(("seen", "name"), [

@@ -87,7 +87,7 @@ def test_a_good_capture_has_no_remarks_a_trace_for_viewers_and_stacks_through_th
     assert all({"ph", "name", "ts", "dur", "pid", "tid"} <= event.keys() for event in complete)
     marks = {event["name"] for event in complete if event["name"].startswith("ProfilerStep")}
     assert marks == {f"ProfilerStep#{PROBE + number}" for number in (1, 2, 3)}
-    assert b"[memory]" in trace_in(captured) and not any(each["cat"] == "python_function" for each in complete)
+    assert b"[memory]" in trace_in(captured) and not any(item["cat"] == "python_function" for item in complete)
     down = [stat for stat in op_stats(read_trace(captured.trace_path)) if stat.input_shapes == "[[256, 16], [16, 8]]"]
     assert [(stat.name, stat.calls) for stat in down] == [("aten::mm", LAYERS * STEPS)]
     lines = captured.stacks_path.read_text().splitlines()
@@ -204,7 +204,7 @@ def test_a_failing_profiler_does_not_stop_the_program(tmp_path, monkeypatch, met
 def test_another_profiler_at_work_is_a_downgrade(tmp_path):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as others:
         manifest = record(tmp_path)
-    reasons = [(each.what, each.reason) for each in manifest.downgrades]
+    reasons = [(downgrade.what, downgrade.reason) for downgrade in manifest.downgrades]
     assert reasons == [("size estimate", AT_WORK), ("trace", AT_WORK)]
     assert "aten::mm" in {event.name for event in others.events()}
 
@@ -322,12 +322,12 @@ def outcomes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rivals")
     command = [sys.executable, "-m", "tests.rival_profilers", str(folder)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, f"{sorted(each.name for each in folder.iterdir())}\n{ended.stderr}"
+    assert ended.returncode == 0, f"{sorted(path.name for path in folder.iterdir())}\n{ended.stderr}"
     return folder
 
 
 @pytest.mark.parametrize(
-    ("case", "theirs", "ours", "said"),
+    ("case", "theirs", "ours", "text"),
     [
         ("alone", [1], 2, None),  # it ended before ours began
         ("around", [RIVAL_STEPS], 0, HINDERED),
@@ -340,11 +340,13 @@ def outcomes(tmp_path_factory):
         ("before_in_another_thread", [1], 0, HINDERED),
     ],
 )
-def test_theirs_records_every_step_of_its_own_and_ours_gives_way(outcomes, case, theirs, ours, said):
-    found = json.loads((outcomes / f"{case}.json").read_text())
-    assert (found["theirs"], found["ours"], found["traced"]) == (theirs, ours, ours)
-    assert [each for each in found["downgrades"] if each in (HINDERED, BEGUN)] == [each for each in [said] if each]
-    assert found["later"] == 1, "a profiler that comes later records as if nothing had been"
+def test_theirs_records_every_step_of_its_own_and_ours_gives_way(outcomes, case, theirs, ours, text):
+    document = json.loads((outcomes / f"{case}.json").read_text())
+    assert (document["theirs"], document["ours"], document["traced"]) == (theirs, ours, ours)
+    assert [downgrade for downgrade in document["downgrades"] if downgrade in (HINDERED, BEGUN)] == [
+        item for item in [text] if item
+    ]
+    assert document["later"] == 1, "a profiler that comes later records as if nothing had been"
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler")

@@ -61,10 +61,10 @@ def whats(manifest: CaptureManifest) -> list[str]:
 
 
 def test_each_cycle_leaves_a_trace_of_its_own_steps_the_last_one_stacks_too_and_its_owner_is_told(tmp_path):
-    told: list[Cycle] = []
-    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=told.append, stacks_path="stacks.txt"), 8)
+    cycles: list[Cycle] = []
+    manifest = loop(recorder_of(tmp_path, TWO, on_cycle=cycles.append, stacks_path="stacks.txt"), 8)
     first, second = manifest.cycles
-    assert tuple(told) == manifest.cycles
+    assert tuple(cycles) == manifest.cycles
     assert marks_of(first) == ["ProfilerStep#2", "ProfilerStep#3"]
     assert marks_of(second) == ["ProfilerStep#6", "ProfilerStep#7"]
     assert sum(event["name"] == "aten::mm" for event in events_of(second)) == 2
@@ -260,7 +260,9 @@ def test_of_traces_above_the_limit_one_is_kept_where_no_smaller_one_can_follow(
     last = manifest.cycles[-1]
     assert (last.trace_path, names_in(tmp_path)) == (tmp_path / kept, [kept])
     assert set(marks_of(last)) >= {f"ProfilerStep#{last.first_step + number}" for number in range(recorded[-1])}
-    assert "kept all the same" in next(each.reason for each in manifest.downgrades if each.what == "trace")
+    assert "kept all the same" in next(
+        downgrade.reason for downgrade in manifest.downgrades if downgrade.what == "trace"
+    )
     assert [what for what in whats(manifest) if what != "cycles"][-1] == "trace"
 
 

@@ -153,13 +153,13 @@ def test_torch_knows_the_options_that_layers_are_compiled_with():
 
 
 def test_nothing_of_ours_compiles_without_it():
-    found = set()
+    compiling = set()
     for path in [*(ROOT / "boundby").rglob("*.py"), *(ROOT / "utils").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]:
         calls = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
-        has_options = (node for node in calls if {each.arg for each in node.keywords} & {"options", "backend"})
+        has_options = (node for node in calls if {keyword.arg for keyword in node.keywords} & {"options", "backend"})
         if any(isinstance(node.func, ast.Attribute) and node.func.attr == "compile" for node in has_options) or any(
             ast.unparse(node.func) == "torch.compile" for node in calls
         ):
-            found.add(path.relative_to(ROOT).as_posix())
+            compiling.add(path.relative_to(ROOT).as_posix())
             assert any(ast.unparse(node.func) == "use_private_cache" for node in calls), path
-    assert found == {"boundby/inference/strategies.py", "boundby/training/fixes.py"}
+    assert compiling == {"boundby/inference/strategies.py", "boundby/training/fixes.py"}

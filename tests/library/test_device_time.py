@@ -88,8 +88,8 @@ def forward(number: int) -> Callable[[], object]:
 def test_a_forward_of_the_pods_model_has_a_device_time(timer, captures, captured, model):
     captures.error = None if captured else RuntimeError("operation not permitted when stream is capturing")
     number = QWEN2[model]
-    found = timer.times(forward(number), number * HOST_S, number=3)
-    assert found == 3 * [DeviceTime(number * KERNEL_S, by="graph" if captured else "chunks")]
+    times = timer.times(forward(number), number * HOST_S, number=3)
+    assert times == 3 * [DeviceTime(number * KERNEL_S, by="graph" if captured else "chunks")]
 
 
 @pytest.mark.parametrize("number", [1, CHUNK, MOST_HELD])
@@ -110,19 +110,19 @@ def test_a_forward_for_which_there_is_no_way_has_no_time_and_says_that_the_queue
         forward(1200)()
         device.synchronize()
 
-    [found] = timer.times(restless, 1200 * HOST_S)
-    assert found == DeviceTime(
+    [times] = timer.times(restless, 1200 * HOST_S)
+    assert times == DeviceTime(
         None, "the queue of launches was full: the call is about 1,200, and the queue holds about 1,024"
     )
-    [found] = timer.times(lambda: device.synchronize(), HOST_S, like="it has no operator")
-    assert found == DeviceTime(None, "the device reached the call before the host had issued all of it")
+    [times] = timer.times(lambda: device.synchronize(), HOST_S, like="it has no operator")
+    assert times == DeviceTime(None, "the device reached the call before the host had issued all of it")
 
 
 def test_a_graph_that_could_not_be_captured_is_not_tried_again(timer, captures):
     captures.error = torch.OutOfMemoryError()
     for _ in range(2):
-        [found] = timer.times(forward(1200), 1200 * HOST_S)
-        assert found.by == "chunks"
+        [times] = timer.times(forward(1200), 1200 * HOST_S)
+        assert times.by == "chunks"
     assert (captures.tried, timer.leftover) == (1, None)
 
 
@@ -139,8 +139,8 @@ def test_an_error_of_the_forward_passes_through(timer):
 
 def test_a_forward_that_waits_for_the_device_is_timed_by_its_kernels_alone(timer, captures, monkeypatch):
     monkeypatch.setattr(module, "launches", lambda work: Launches(1200, waits=True))
-    [found] = timer.times(forward(1200), 1200 * HOST_S)
-    assert found == DeviceTime(None, module.WAITS) and captures.tried == 0  # a CPU build records no kernels
+    [times] = timer.times(forward(1200), 1200 * HOST_S)
+    assert times == DeviceTime(None, module.WAITS) and captures.tried == 0  # a CPU build records no kernels
     event = SimpleNamespace(time_range=SimpleNamespace(elapsed_us=lambda: 250_000.0), is_user_annotation=False)
     events = [
         SimpleNamespace(**vars(event), device_type=SimpleNamespace(name=name)) for name in ("CUDA", "CUDA", "CPU")

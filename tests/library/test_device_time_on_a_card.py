@@ -129,15 +129,15 @@ def test_a_capture_that_fails_leaves_the_card_as_it_was_and_the_forward_is_timed
     forward = padded(model)
 
     def reads_while_it_is_captured() -> Any:
-        found = forward()
+        answer = forward()
         if torch.cuda.is_current_stream_capturing():
-            found.logits.sum().item()
-        return found
+            answer.logits.sum().item()
+        return answer
 
     timer = timer_of(machine)
     device = DeviceTimer(timer, CudaQueue(CARD))
-    [found] = device.times(reads_while_it_is_captured, timer.enqueue(reads_while_it_is_captured))
-    assert found.by == "chunks" and device.leftover is None
+    [times] = device.times(reads_while_it_is_captured, timer.enqueue(reads_while_it_is_captured))
+    assert times.by == "chunks" and device.leftover is None
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.equal(forward().logits.cpu(), padded(model)().logits.cpu())
@@ -160,7 +160,7 @@ def test_the_sweep_of_the_pods_model_has_device_times_and_counts_all_that_it_tak
     window = ("largest", "reference", "isolated", "pipelined")
     for visit in visits:  # a held device is no load, and the memory of a graph not the model's
         assert visit.window_s == pytest.approx(
-            sum(each.seconds for each in visit.timings if each.quantity in window), rel=0.01
+            sum(timing.seconds for timing in visit.timings if timing.quantity in window), rel=0.01
         )
     assert machine.now - began == pytest.approx(sum(visit.spent_s for visit in visits), rel=0.01)
 
@@ -178,8 +178,8 @@ def test_a_slow_host_is_told_as_launch_bound_with_what_a_graph_gains(machine, mo
         seconds=1.0,
     )
     bench = Bench(timer_of(machine), CudaQueue(CARD), FakeWatch(), replay_s=0.0, trials_s=60.0)
-    found = bottleneck(Call(padded(qwen2(24, torch.bfloat16))), Limited(ceilings, "bfloat16"), bench)
-    [trial] = found.trials
-    assert (found.bound, found.confirmation) == ("launch", "confirmed")
+    answer = bottleneck(Call(padded(qwen2(24, torch.bfloat16))), Limited(ceilings, "bfloat16"), bench)
+    [trial] = answer.trials
+    assert (answer.bound, answer.confirmation) == ("launch", "confirmed")
     assert trial.fix.kind == "issue_at_once" and trial.measured.value > 2
-    assert any(each.startswith("the device computes for ") for each in found.evidence)
+    assert any(line.startswith("the device computes for ") for line in answer.evidence)

@@ -104,8 +104,13 @@ def test_what_changes_digits_is_recorded_and_what_says_where_to_write_is_not(mon
     changed = {"NVIDIA_TF32_OVERRIDE": "0", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     changed |= {"OMP_THREAD_LIMIT": "1", "OPENBLAS_CORETYPE": "Haswell", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     faster = {"CUDA_LAUNCH_BLOCKING": "1", "RAYON_NUM_THREADS": "1", "MKL_NUM_THREADS": "3", "LD_PRELOAD": ""}
-    others = {"ONEDNN_VERBOSE": "1", "CUDNN_LOGDEST_DBG_DIR": "/x", "MKL": "1", "KMP_DUPLICATE_LIB_OK": "True"}
-    others |= {"KMP_INIT_AT_FORK": "FALSE"}
+    others = {
+        "ONEDNN_VERBOSE": "1",
+        "CUDNN_LOGDEST_DBG_DIR": "/x",
+        "MKL": "1",
+        "KMP_DUPLICATE_LIB_OK": "True",
+        "KMP_INIT_AT_FORK": "FALSE",
+    }
     for name, value in {**changed, **faster, **others}.items():
         monkeypatch.setenv(name, value)
     assert settings() == {**before, **changed, **faster}

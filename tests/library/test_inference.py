@@ -48,17 +48,17 @@ def test_ids_and_cuts_are_those_of_the_usual_call_over_all_chunks(tokenizer):
     tokens = tokenize(tokenizer, texts, max_length=8)
     assert [ids.tolist() for ids in tokens.ids] == usual["input_ids"]
     assert tokens.lengths.tolist()[:5] == [7, 8, 8, 8, 3]  # two special tokens each; six words fit exactly
-    assert tokens.truncated == sum(bool(each.overflowing) for each in usual.encodings) == 2
+    assert tokens.truncated == sum(bool(encoding.overflowing) for encoding in usual.encodings) == 2
     words = [9 if row % 7 == 0 else 2 for row in range(2 * TOKENIZER_CHUNK + 5)]
-    tokens = tokenize(tokenizer, [text_of(each) for each in words], max_length=8)
-    assert tokens.lengths.tolist() == [min(each + 2, 8) for each in words]
+    tokens = tokenize(tokenizer, [text_of(word) for word in words], max_length=8)
+    assert tokens.lengths.tolist() == [min(word + 2, 8) for word in words]
     assert tokens.truncated == words.count(9)
 
 
 def test_a_tokenizer_that_does_more_than_the_rust_one_is_called_as_it_is(tokenizer):
     class Marking(type(tokenizer)):
         def _encode_plus(self, text, *args, **named):
-            return super()._encode_plus([f"w9 {each}" for each in text], *args, **named)
+            return super()._encode_plus([f"w9 {part}" for part in text], *args, **named)
 
     marking = Marking(tokenizer_object=tokenizer.backend_tokenizer)
     assert tokenize(marking, ["w3", "w4"], max_length=8).ids[1].tolist() == [1, 9, 4, 2]
@@ -162,11 +162,11 @@ def logits_of(model: Any, batch: Batch) -> torch.Tensor:
 
 def test_a_text_has_the_same_logits_in_any_batch_and_without_padding_needs_no_mask(classifier, tokenizer):
     words = [1, 30, 4, 12, 12, 2, 7, 25, 3, 18]
-    tokens = tokenize(tokenizer, [text_of(each) for each in words], max_length=64)
+    tokens = tokenize(tokenizer, [text_of(word) for word in words], max_length=64)
     alone = torch.cat([logits_of(classifier, collate(tokens, [row], PAD, CPU)) for row in range(len(words))])
     for batch in (range(len(words)), *token_budget_batches(tokens.lengths, budget=40)):
-        found = logits_of(classifier, collate(tokens, batch, PAD, CPU))
-        torch.testing.assert_close(found, alone[list(batch)], atol=1e-5, rtol=0)
+        logits = logits_of(classifier, collate(tokens, batch, PAD, CPU))
+        torch.testing.assert_close(logits, alone[list(batch)], atol=1e-5, rtol=0)
     assert (alone[0] - alone[1]).abs().max() > 0.01  # the comparison above could have failed
     batch = collate(tokens_of(6, 6, 6), [0, 1, 2], PAD, CPU)
     with torch.inference_mode():

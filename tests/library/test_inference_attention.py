@@ -18,7 +18,6 @@ from boundby.inference import (
     one_by_one,
     strategies,
 )
-from boundby.inference import tokenize as tokenize_texts
 from boundby.inference.batches import Tokens
 from boundby.inference.packing import (
     EFFICIENT,
@@ -90,13 +89,13 @@ def test_every_way_that_is_taken_has_the_windows_of_the_model(family, tokens):
     for name, make in strategies.candidates(model, None, PRECISIONS["float32"], True):
         try:
             with torch.inference_mode():
-                found = make().logits(tokens, rows).numpy()
+                logits = make().logits(tokens, rows).numpy()
         except UnsupportedAttention as refusal:
             assert refusal.setting == REFUSED[family]
             continue
         if family == "ModernBert" and name == "grouped":
             continue  # whose head is one of its own
-        np.testing.assert_allclose(found, alone, atol=1e-5 * np.abs(alone).max(), rtol=0, err_msg=name)
+        np.testing.assert_allclose(logits, alone, atol=1e-5 * np.abs(alone).max(), rtol=0, err_msg=name)
         packed += [name] if name.startswith("grouped") else []
     assert bool(packed) == (family not in {"ModernBert", *REFUSED})
 
@@ -114,9 +113,19 @@ def plain_varlen(q: Any, k: Any, v: Any, starts: Any, key_starts: Any, **asked: 
         mask &= distance >= -left if left >= 0 else mask
         mask &= distance <= right if right >= 0 else mask
         same = {"scale": asked["scale"], "enable_gqa": asked.get("enable_gqa", False)}
-        found = functional.scaled_dot_product_attention(*heads, attn_mask=mask, **same)
-        parts.append(found[0].transpose(0, 1))
+        answer = functional.scaled_dot_product_attention(*heads, attn_mask=mask, **same)
+        parts.append(answer[0].transpose(0, 1))
     return torch.cat(parts)
+
+
+def require_packed(family: str, trims: bool, attention: str, tokens: Tokens) -> None:
+    """Hold the packed logits of the texts against those of one text at a time."""
+    model = windowed(family) if family in WINDOWED else classifiers.build(family, 50, 0)
+    with torch.inference_mode():
+        packed = strategies.Packed(model, None, PRECISIONS["float32"], trims, attention=attention)
+        logits = packed.logits(tokens, range(len(LENGTHS))).numpy()
+    alone = one_by_one(model, tokens, range(len(LENGTHS)))
+    np.testing.assert_allclose(logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
 
 
 @pytest.mark.parametrize("torch_2_11", [True, False], ids=["torch 2.11", "later"])
@@ -145,12 +154,7 @@ def test_the_kernel_for_variable_lengths_is_asked_for_what_the_model_does(
 
     monkeypatch.setattr(varlen, "varlen_attn", earlier if torch_2_11 else later)
     assert has_varlen()
-    model = windowed(family) if family in WINDOWED else classifiers.build(family, 50, 0)
-    with torch.inference_mode():
-        packed = strategies.Packed(model, None, PRECISIONS["float32"], trims, attention=VARLEN)
-        found = packed.logits(tokens, range(len(LENGTHS))).numpy()
-    alone = one_by_one(model, tokens, range(len(LENGTHS)))
-    np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    require_packed(family, trims, VARLEN, tokens)
     assert queries == [sum(LENGTHS), len(LENGTHS) if trims else sum(LENGTHS)]
 
 
@@ -169,18 +173,11 @@ def test_the_memory_efficient_kernel_is_asked_for_what_the_model_does(family, tr
         return plain_varlen(q[0], k[0], v[0], starts, key_starts, scale=scale, window_size=window)[None], None
 
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", plain)
-    model = windowed(family) if family in WINDOWED else classifiers.build(family, 50, 0)
-    with torch.inference_mode():
-        packed = strategies.Packed(
-            model, None, PRECISIONS["float32"], trims and family != "ModernBert", attention=EFFICIENT
-        )
-        if family == "ModernBert":  # whose windows reach to both sides
-            with pytest.raises(UnsupportedAttention, match="a window of"):
-                packed.logits(tokens, range(len(LENGTHS)))
-            return
-        found = packed.logits(tokens, range(len(LENGTHS))).numpy()
-    alone = one_by_one(model, tokens, range(len(LENGTHS)))
-    np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    if family == "ModernBert":  # whose windows reach to both sides
+        with pytest.raises(UnsupportedAttention, match="a window of"):
+            require_packed(family, False, EFFICIENT, tokens)
+        return
+    require_packed(family, trims, EFFICIENT, tokens)
     assert queries == [sum(LENGTHS), len(LENGTHS) if trims else sum(LENGTHS)]
 
 
@@ -206,7 +203,9 @@ def test_packed_texts_are_held_against_the_stock_forward_in_their_own_precision(
     model = classifiers.build("bert", 50, 0)
     texts = [" ".join(map(str, ids)) for ids in tokens.ids]
     check = Predictor(model, classifiers.Spelled(), PredictorOptions(64, precision), texts).check
-    assert check.strategy == "packed, by length" and check.own_difference <= check.own_allowed < check.allowed / 2
+    assert (
+        check.strategy == "packed, sorted by length" and check.own_difference <= check.own_allowed < check.allowed / 2
+    )
     packed = strategies.Packed.logits
 
     def shifted(self, tokens, rows):
@@ -215,7 +214,7 @@ def test_packed_texts_are_held_against_the_stock_forward_in_their_own_precision(
     monkeypatch.setattr(strategies.Packed, "logits", shifted)
     refused = Predictor(model, classifiers.Spelled(), PredictorOptions(64, precision), texts)
     assert refused.strategy == "padded with a mask"
-    assert {(each.strategy, each.kind) for each in refused.check.refusals} == {
+    assert {(refusal.strategy, refusal.kind) for refusal in refused.check.refusals} == {
         ("grouped, trimmed", "differs"),
         ("grouped", "differs"),
     }
@@ -234,9 +233,9 @@ def test_a_gpu_has_norms_of_one_kernel_where_a_model_writes_seven(precision, tok
     assert not any(isinstance(module, fused.TorchNorm) for module in model.modules())
     batch = torch.tensor([[5, 6, 7, 8]])
     with torch.inference_mode():
-        expected, found = (each(input_ids=batch).logits.float() for each in (model, copied))
+        expected, logits = (compute(input_ids=batch).logits.float() for compute in (model, copied))
     allowed = 1e-5 if precision == "float32" else MOST_TOLERANCE
-    assert (found - expected).abs().max() <= allowed * expected.abs().max()
+    assert (logits - expected).abs().max() <= allowed * expected.abs().max()
 
 
 def test_a_norm_that_is_watched_or_computes_something_else_stays(monkeypatch):
@@ -271,15 +270,15 @@ def texts_of(*lengths: int) -> list[np.ndarray]:
 
 
 def test_a_pack_tells_where_each_text_begins():
-    found = pack(texts_of(4, 2, 2, 1), np.array([3, 1, 1, 0]), None, CPU)
-    assert found.input_ids.tolist() == [[1, 2, 3, 4, 1, 2, 1, 2, 1]]
-    assert found.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 0, 1, 0]]
-    assert found.starts.tolist() == [0, 4, 6, 8, 9]
-    assert found.head_rows.tolist() == [3, 5, 7, 8]
-    assert found.groups == ((0, 1, 4), (4, 2, 2), (8, 1, 1))
-    assert found.longest == 4
-    found = pack(texts_of(4, 2), np.array([0, 0]), 2, CPU)  # as RoBERTa counts: from beyond the id of the padding
-    assert found.position_ids.tolist() == [[3, 2, 4, 5, 3, 2]]
+    packed = pack(texts_of(4, 2, 2, 1), np.array([3, 1, 1, 0]), None, CPU)
+    assert packed.input_ids.tolist() == [[1, 2, 3, 4, 1, 2, 1, 2, 1]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 0, 1, 0]]
+    assert packed.starts.tolist() == [0, 4, 6, 8, 9]
+    assert packed.head_rows.tolist() == [3, 5, 7, 8]
+    assert packed.groups == ((0, 1, 4), (4, 2, 2), (8, 1, 1))
+    assert packed.longest == 4
+    packed = pack(texts_of(4, 2), np.array([0, 0]), 2, CPU)  # as RoBERTa counts: from beyond the id of the padding
+    assert packed.position_ids.tolist() == [[3, 2, 4, 5, 3, 2]]
 
 
 WINDOWS = {"causal": [-1, 0], "all": [-1, -1], "causal window": [3, 0], "window": [4, 4]}
@@ -352,19 +351,19 @@ def test_long_texts_attend_as_under_a_mask(length, window, dtype):
     query, key, value = torch.randn(3, 1, 4, 2 * length, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     key, value = key[:, ::2], value[:, ::2]  # two heads of queries share one of keys
     with a_pack(length):
-        found, _ = grouped_attention(torch.nn.Identity(), query, key, value, torch.tensor(window))
+        answer, _ = grouped_attention(torch.nn.Identity(), query, key, value, torch.tensor(window))
     for first in (0, length):
         q, k, v = (states[:, :, first : first + length] for states in (query, key, value))
         expected = functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
         torch.testing.assert_close(
-            found[:, first : first + length], expected, atol=2e-2 if dtype != torch.float32 else 1e-5, rtol=0
+            answer[:, first : first + length], expected, atol=2e-2 if dtype != torch.float32 else 1e-5, rtol=0
         )
 
 
 def test_a_refusal_is_typed_and_the_next_way_taken(tokens):
     texts = [" ".join(map(str, ids)) for ids in tokens.ids]
     predictor = Predictor(windowed("Gemma2"), classifiers.Spelled(), PredictorOptions(64), texts)
-    refusals = [(each.strategy, each.kind) for each in predictor.check.refusals]
+    refusals = [(refusal.strategy, refusal.kind) for refusal in predictor.check.refusals]
     assert refusals == [("grouped, trimmed", "unsupported"), ("grouped", "unsupported")]
     assert predictor.strategy == "padded on the right without a mask" and predictor.trim
 
@@ -398,28 +397,12 @@ def test_a_card_packs_its_texts_with_norms_of_one_launch(card, precision, strate
             predictor = Predictor(model, tokenizer, PredictorOptions(128, precision, token_budget=10**6), texts)
             assert (predictor.strategy, predictor.trim, predictor.doubts) == (strategy, True, ())
             before = machine.launches
-            found = predictor.predict(texts)
+            prediction = predictor.predict(texts)
             launches.append(machine.launches - before)
             monkeypatch.undo()
         assert predictor.check.same_labels >= 0.95 * predictor.check.rows
-        assert found.computed_tokens == found.useful_tokens  # nothing is padded
+        assert prediction.computed_tokens == prediction.useful_tokens  # nothing is padded
     assert launches[0] - launches[1] >= 5 * norms
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-@pytest.mark.parametrize("family", ["qwen2", "bert"])
-def test_a_gpu_packs_half_precision_without_a_doubt(family):
-    changes = {"hidden_size": 128}  # heads of 32: the kernel takes no narrower ones than 8
-    texts = classifiers.reviews(64)
-    tokenizer = classifiers.tokenizer(texts)
-    model = classifiers.build(family, len(tokenizer), tokenizer.pad_token_id, **changes).cuda()
-    predictor = Predictor(model, tokenizer, PredictorOptions(128, "bfloat16"), texts)
-    assert predictor.strategy == "packed, variable-length attention"
-    assert predictor.doubts == ()
-    alone = one_by_one(model, tokenize_texts(tokenizer, texts, 128), range(len(texts)))
-    allowed = MOST_TOLERANCE * np.abs(alone).max()
-    assert np.abs(predictor.predict(texts).logits - alone).max() < allowed
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

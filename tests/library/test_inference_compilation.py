@@ -24,7 +24,7 @@ def built(family: str, tokenizer: Any) -> Any:
 
 
 def compiled(model: Any) -> list[bool]:
-    return [each._compiled_call_impl is not None for each in last_layer.layers(model)]
+    return [layer._compiled_call_impl is not None for layer in last_layer.layers(model)]
 
 
 def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_sizes(tokenizer, texts, monkeypatch):
@@ -40,9 +40,9 @@ def test_the_layers_before_a_trimmed_one_are_compiled_once_for_batches_of_all_si
     eager = Predictor(model, tokenizer, PredictorOptions(64, token_budget=128), texts)
     assert not eager.compiled and eager.check.compile_s is None
     for budget in (40, 200, 1000):
-        found = predictor.with_token_budget(budget).predict(texts).logits
+        logits = predictor.with_token_budget(budget).predict(texts).logits
         expected = eager.with_token_budget(budget).predict(texts).logits
-        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+        np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
     assert counters["stats"]["unique_graphs"] == graphs > 0
     torch._dynamo.reset()
 
@@ -63,7 +63,7 @@ def test_compiled_layers_that_compute_something_else_or_fail_to_compile_are_not_
         monkeypatch.setattr(strategies, "compile_layers", compiler)
         predictor = Predictor(model, tokenizer, OPTIONS, texts)
         assert not predictor.compiled
-        assert [each.split(" by up to")[0] for each in predictor.doubts] == [doubt]
+        assert [doubt.split(" by up to")[0] for doubt in predictor.doubts] == [doubt]
         assert (predictor.predict(texts).logits == eager.predict(texts).logits).all()
 
 

@@ -38,9 +38,9 @@ def without_gradients():
 
 def test_texts_without_padding_have_the_logits_and_the_labels_of_padded_ones():
     of = subject()
-    found = fixes.without_padding(of)
-    assert isinstance(found, Candidate)
-    made = found.make()
+    candidate = fixes.without_padding(of)
+    assert isinstance(candidate, Candidate)
+    made = candidate.make()
     rows = sorted(of.batch.rows, key=lambda row: -LENGTHS[row])
     own = forward(of.model, collate(of.tokens, rows, 0, CPU))
     torch.testing.assert_close(made.work(), own, rtol=1e-4, atol=1e-5)
@@ -55,9 +55,9 @@ def test_a_batch_without_padding_has_none_to_leave_out():
 
 def test_a_model_that_packs_its_texts_differently_is_not_timed(monkeypatch):
     monkeypatch.setattr(fixes, "tolerance", lambda effect: -1.0)
-    found = try_out(lambda: None, [fixes.without_padding(subject())], Bench(Timer(FakeClock()), trials_s=100.0))
-    assert [each.kind for each in found.untried] == ["failed"]
-    assert "without padding its logits differ by" in found.untried[0].reason
+    candidate = try_out(lambda: None, [fixes.without_padding(subject())], Bench(Timer(FakeClock()), trials_s=100.0))
+    assert [untried.kind for untried in candidate.untried] == ["failed"]
+    assert "without padding its logits differ by" in candidate.untried[0].reason
 
 
 def test_another_dtype_is_a_copy_and_the_model_stays_as_it_is():
@@ -71,10 +71,10 @@ def test_another_dtype_is_a_copy_and_the_model_stays_as_it_is():
 
 def test_a_copy_that_may_not_fit_is_out_of_memory(monkeypatch):
     monkeypatch.setattr(fixes.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-    found = try_out(
+    candidate = try_out(
         lambda: None, [fixes.in_another_dtype(subject(), torch.bfloat16)], Bench(Timer(FakeClock()), trials_s=100.0)
     )
-    assert [each.kind for each in found.untried] == ["out_of_memory"]
+    assert [untried.kind for untried in candidate.untried] == ["out_of_memory"]
 
 
 def test_labels_under_coarser_products_are_those_of_the_setting(monkeypatch):
@@ -89,18 +89,18 @@ def test_labels_under_coarser_products_are_those_of_the_setting(monkeypatch):
 
 def test_what_cannot_be_compiled_says_so(monkeypatch):
     monkeypatch.setattr(fixes, "compile_obstacle", lambda device: "the C++ compiler g++ is missing")
-    found = fixes.compiled(subject())
-    assert isinstance(found, Untried) and found.kind == "not_possible"
+    candidate = fixes.compiled(subject())
+    assert isinstance(candidate, Untried) and candidate.kind == "not_possible"
     monkeypatch.setattr(fixes, "compile_obstacle", lambda device: None)
     assert fixes.compiled(subject()).setup_s == fixes.COMPILE_S
 
 
 def test_the_input_is_made_beside_the_forward_and_before_the_end_of_it():
     done = []
-    found = fixes.with_input_ahead(lambda: done.append("forward"), lambda: done.append("input"))
-    made = found.make()
+    candidate = fixes.with_input_ahead(lambda: done.append("forward"), lambda: done.append("input"))
+    made = candidate.make()
     made.work()
     made.close()
     assert sorted(done) == ["forward", "input"]
-    found.base()
+    candidate.base()
     assert done[2:] == ["input", "forward"]

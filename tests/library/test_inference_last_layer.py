@@ -37,7 +37,7 @@ def ways(family: str) -> list[str]:
     return ["grouped", *(["unmasked"] if family in ("qwen2", "gpt2") else []), "masked"]
 
 
-@pytest.mark.parametrize(("family", "way"), [(each, way) for each in classifiers.FAMILIES for way in ways(each)])
+@pytest.mark.parametrize(("family", "way"), [(name, way) for name in classifiers.FAMILIES for way in ways(name)])
 def test_only_the_token_that_the_head_reads_goes_through_the_last_layer(family, way, tokens):
     model = built(family)
     offered = dict(strategies.candidates(model, None, PRECISIONS["float32"], True))
@@ -50,9 +50,9 @@ def test_only_the_token_that_the_head_reads_goes_through_the_last_layer(family, 
         if name.endswith(QUERIES.get(family, "none")):
             module.register_forward_pre_hook(lambda _, states: queries.append(_rows(states[0])))
     with torch.inference_mode():
-        found = strategy.logits(tokens, range(len(LENGTHS))).numpy()
+        logits = strategy.logits(tokens, range(len(LENGTHS))).numpy()
     alone = one_by_one(model, tokens, range(len(LENGTHS)))
-    np.testing.assert_allclose(found, alone, atol=1e-5 * np.abs(alone).max(), rtol=0)
+    np.testing.assert_allclose(logits, alone, atol=1e-5 * np.abs(alone).max(), rtol=0)
     assert computed == [strategy.cells(tokens.lengths), len(LENGTHS)]
     assert way != "grouped" or family not in QUERIES or queries == [sum(LENGTHS), len(LENGTHS)]
 
@@ -73,7 +73,7 @@ def test_attention_through_the_weights_of_keys_and_values_is_attention():
     heads, width, lengths, scale = 3, 4, ((2, 5), (3, 2)), 0.7
     linears = [torch.nn.Linear(heads * width, heads * width) for _ in range(2)]
     module = torch.nn.Module()
-    module.key, module.value = (last_layer.Deferred(each, heads, torch.float32) for each in linears)
+    module.key, module.value = (last_layer.Deferred(linear, heads, torch.float32) for linear in linears)
     states, query = torch.randn(16, heads * width), torch.randn(heads, 5, width)
     parts = [(slice(0, 10), *lengths[0]), (slice(10, 16), *lengths[1])]
     sees = torch.tensor([[[True, False, True, True, False]], [[False, True, True, False, False]]])
@@ -81,16 +81,16 @@ def test_attention_through_the_weights_of_keys_and_values_is_attention():
     setattr(module, last_layer.DEFERRED, ("key", "value"))
     assert last_layer.defers(module)
     with torch.inference_mode():
-        found = last_layer.attend_deferred(module, query, states, parts, [sees, None], scale)
+        answer = last_layer.attend_deferred(module, query, states, parts, [sees, None], scale)
         keys, values = (linear(states).view(16, heads, width) for linear in linears)
         first = 0
         for (part, texts, length), mask in zip(parts, (sees, None), strict=True):
-            k, v = (each[part].view(texts, length, heads, width).transpose(1, 2) for each in (keys, values))
+            k, v = (tensor[part].view(texts, length, heads, width).transpose(1, 2) for tensor in (keys, values))
             q = query[:, first : first + texts].transpose(0, 1)[:, :, None]
             attended = torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, None if mask is None else mask[:, None], scale=scale
             )
-            np.testing.assert_allclose(found[first : first + texts], attended[:, :, 0], atol=1e-5)
+            np.testing.assert_allclose(answer[first : first + texts], attended[:, :, 0], atol=1e-5)
             first += texts
 
 
@@ -119,7 +119,7 @@ def test_it_can_be_left_off_and_a_wrong_trim_is_found_and_left_off_with_a_doubt(
     right = last_layer.reading
     monkeypatch.setattr(last_layer, "reading", lambda rows: right((rows + 1) % sum(LENGTHS)))
     predictor = Predictor(model, Spelled(), OPTIONS, TEXTS)
-    assert predictor.strategy == "packed, by length" and not predictor.trim
+    assert predictor.strategy == "packed, sorted by length" and not predictor.trim
     assert len(predictor.doubts) == 1
     assert predictor.doubts[0].startswith("not grouped, trimmed: its logits differ from the stock forward's")
     ids = Tokens([np.array(text.split(), dtype=np.int32) for text in TEXTS], 0)
@@ -129,10 +129,10 @@ def test_it_can_be_left_off_and_a_wrong_trim_is_found_and_left_off_with_a_doubt(
 
 def test_a_trimmed_copy_leaves_the_callers_model_alone_and_computes_all_unless_told_or_where_it_failed_before(tokens):
     model = built("qwen2")
-    hooks = [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model.modules()]
+    hooks = [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
     copied = in_dtype(model, torch.float32)
     last_layer.trim(copied)
-    assert [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model.modules()] == hooks
+    assert [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()] == hooks
     with pytest.raises(IndexError), last_layer.reading(torch.tensor([31])):
         one_by_one(copied, tokens, [0])
     assert (one_by_one(copied, tokens, range(5)) == one_by_one(model, tokens, range(5))).all()

@@ -28,7 +28,7 @@ from boundby.inference import (
     strategies,
     weight_bytes,
 )
-from boundby.inference.precision import PreparedLinear, calibrate, can_prepare, to_int8, tolerance
+from boundby.inference.precision import PrepackedLinear, calibrate, can_prepack, to_int8, tolerance
 from boundby.inference.reference import same_guard
 from boundby.machine.device import has_int8_matmul
 from boundby.timing.timer import Timer
@@ -74,7 +74,7 @@ def test_same_takes_the_faster_kernels_of_float32_and_guards_near_ties(model, to
     assert choice.options.precision == "float32_fast"
     assert choice.options.guard_margin >= 4 * choice.report.max_abs_logit_difference
     assert choice.options.guard_margin > 0  # though this sample may show no difference
-    assert [(each.report.precision, each.seconds) for each in choice.trials] == [
+    assert [(trial.report.precision, trial.seconds) for trial in choice.trials] == [
         ("float32", 4.0),
         ("float32_fast", 2.0),
     ]
@@ -101,7 +101,7 @@ def test_float32_products_that_round_to_bfloat16_are_packed_and_their_near_ties_
     assert 1e-3 < matmul_effect(rounding, CPU) < 1e-2
     options = replace(OPTIONS, precision="rounding")
     predictor = Predictor(model, tokenizer, options, texts, precisions={"rounding": rounding})
-    assert predictor.strategy == "packed, by length" and predictor.doubts == ()
+    assert predictor.strategy == "packed, sorted by length" and predictor.doubts == ()
     both = (FLOAT32, rounding)
     choice = choose_precision(model, tokenizer, Sample(texts), PrecisionRule("same"), OPTIONS, precisions=both)
     rounded = choice.trials[1].report
@@ -134,7 +134,7 @@ def test_fastest_takes_the_fastest_that_surely_agrees(model, tokenizer, texts):
     choice = chosen(model, tokenizer, Sample(texts), PrecisionRule("fastest", 0.995))
     same = chosen(model, tokenizer, Sample(texts), PrecisionRule("same"))
     assert choice.options == same.options and same.options.precision == "float32_fast"  # never slower than `same`
-    assert [each.split(":")[0] for each in choice.reasons] == [
+    assert [reason.split(":")[0] for reason in choice.reasons] == [
         "near ties again with float32", "near ties again with float32_fast", "not bfloat16"
     ]  # fmt: skip
     whole = chosen(model, tokenizer, Sample(texts, is_all=True), PrecisionRule("fastest", 0.995))
@@ -206,9 +206,9 @@ def test_a_precision_that_cannot_be_computed_in_is_left_out_with_the_reason(erro
 
 def test_the_report_counts_flips_and_differences():
     reference = np.array([[1.0, 2.0, 0.0], [5.0, 4.0, 0.0], [0.0, 0.0, 3.0], [1.0, 1.5, 0.0]], dtype=np.float32)
-    found = reference.copy()
-    found[3] = [1.75, 1.5, 0.0]
-    report = compare_logits("bfloat16", found, reference, labels=[1, 0, 2, 0])
+    logits = reference.copy()
+    logits[3] = [1.75, 1.5, 0.0]
+    report = compare_logits("bfloat16", logits, reference, labels=[1, 0, 2, 0])
     assert (report.rows, report.same_labels, report.agreement) == (4, 3, 0.75)
     assert report.agreement_low < 0.75 < report.agreement_high
     assert report.max_abs_logit_difference == 0.75
@@ -225,13 +225,13 @@ def test_the_report_counts_flips_and_differences():
 
 
 def test_only_finite_logits_of_the_same_texts_are_compared():
-    for found, reference, says in (
+    for logits, reference, says in (
         (np.zeros((0, 3)), np.zeros((0, 3)), "cannot be compared"),
         (np.zeros((2, 3)), np.zeros((0, 3)), "cannot be compared"),
         (np.array([[np.nan, 1.0]]), np.zeros((1, 2)), "are not finite"),
     ):
         with pytest.raises(ValueError, match=says):
-            compare_logits("float32", found, reference)
+            compare_logits("float32", logits, reference)
     assert margins(np.array([[3.0, 1.0, 2.5], [0.0, 0.0, -1.0]])).tolist() == [0.5, 0.0]
 
 
@@ -246,9 +246,9 @@ def test_labels_that_differ_in_exact_ties_alone_are_computed_again(model, tokeni
     everything = (FLOAT32, Flat("bfloat16", torch.bfloat16))
     rule, sample = PrecisionRule("fastest", 1.0), Sample(texts, is_all=True)
     choice = choose_precision(model, tokenizer, sample, rule, OPTIONS, CLOCK, everything)
-    report = next(each.report for each in choice.trials if each.report.precision == "bfloat16")
+    report = next(trial.report for trial in choice.trials if trial.report.precision == "bfloat16")
     assert report.agreement < 1 and report.widest_flip == 0
-    predictor = Predictor(model, tokenizer, choice.options, texts, precisions={each.name: each for each in everything})
+    predictor = Predictor(model, tokenizer, choice.options, texts, precisions={one.name: one for one in everything})
     assert predictor.options.guard_margin > 0
     assert predictor.predict(texts).labels.tolist() == choice.reference.argmax(axis=1).tolist()
 
@@ -256,11 +256,11 @@ def test_labels_that_differ_in_exact_ties_alone_are_computed_again(model, tokeni
 def test_no_flip_lies_beyond_the_margins_of_the_report():
     rng = np.random.default_rng(0)
     reference = rng.normal(size=(5000, 4))
-    found = reference + rng.uniform(-0.2, 0.2, reference.shape)
-    flipped = found.argmax(axis=1) != reference.argmax(axis=1)
-    report = compare_logits("bfloat16", found, reference)
+    logits = reference + rng.uniform(-0.2, 0.2, reference.shape)
+    flipped = logits.argmax(axis=1) != reference.argmax(axis=1)
+    report = compare_logits("bfloat16", logits, reference)
     assert flipped.sum() > 100
-    assert 2 * margins(found)[flipped].max() >= report.flip_margin >= margins(found)[flipped].max()
+    assert 2 * margins(logits)[flipped].max() >= report.flip_margin >= margins(logits)[flipped].max()
     assert report.flip_margin <= report.guard_margin
 
 
@@ -283,10 +283,15 @@ def test_the_smallest_budget_that_is_as_fast_as_any_is_chosen(model, tokenizer, 
 
     predictor = Predictor(model, tokenizer, OPTIONS, texts, Timer(clock=lambda: now[0]))
     monkeypatch.setattr(Packed, "logits", timed)
-    found = search_token_budget(predictor, texts, (64, 512, 100_000, 200_000))
-    assert found.token_budget == 100_000
-    assert list(found.seconds) == [64, 512, 100_000, 200_000]
-    assert found.seconds[64] > found.seconds[512] > found.seconds[100_000] == found.seconds[200_000]
+    budget_choice = search_token_budget(predictor, texts, (64, 512, 100_000, 200_000))
+    assert budget_choice.token_budget == 100_000
+    assert list(budget_choice.seconds) == [64, 512, 100_000, 200_000]
+    assert (
+        budget_choice.seconds[64]
+        > budget_choice.seconds[512]
+        > budget_choice.seconds[100_000]
+        == budget_choice.seconds[200_000]
+    )
 
 
 def test_a_budget_that_memory_does_not_hold_is_left_out(model, tokenizer, texts, monkeypatch):
@@ -308,24 +313,22 @@ def test_a_budget_that_memory_does_not_hold_is_left_out(model, tokenizer, texts,
 
 
 @pytest.mark.parametrize("family", classifiers.FAMILIES)
-@pytest.mark.parametrize("name", ["float32_prepared", "bfloat16"])
-def test_prepared_weights_give_the_logits_of_the_others_in_the_same_memory(family, name, tokenizer, texts):
+@pytest.mark.parametrize("name", ["float32_prepacked", "bfloat16"])
+def test_prepacked_weights_give_the_logits_of_the_others_in_the_same_memory(family, name, tokenizer, texts):
     model = classifiers.build(family, len(tokenizer), tokenizer.pad_token_id)
     plain = Precision("plain", PRECISIONS[name].dtype)
     both = {"plain": plain, name: PRECISIONS[name]}
-    predictors = [
-        Predictor(model, tokenizer, replace(OPTIONS, precision=each), texts, precisions=both) for each in both
-    ]
-    expected, found = (each.predict(texts).logits for each in predictors)
-    assert predictors[1].strategy == predictors[0].strategy == "packed, by length"
-    assert np.abs(found - expected).max() <= tolerance(matmul_effect(plain, CPU)) * np.abs(expected).max()
+    predictors = [Predictor(model, tokenizer, replace(OPTIONS, precision=key), texts, precisions=both) for key in both]
+    expected, logits = (predictor.predict(texts).logits for predictor in predictors)
+    assert predictors[1].strategy == predictors[0].strategy == "packed, sorted by length"
+    assert np.abs(logits - expected).max() <= tolerance(matmul_effect(plain, CPU)) * np.abs(expected).max()
     assert weight_bytes(predictors[1].model) == weight_bytes(predictors[0].model)
-    prepared = [each for each in predictors[1].model.modules() if isinstance(each, PreparedLinear)]
-    can = can_prepare(CPU, PRECISIONS[name].dtype)
-    assert bool(prepared) == (can and family != "gpt2")  # whose layers are none of torch's
-    flops = [sum(count(each).flops for each in one.forwards(one.tokenize(texts))) for one in predictors]
+    prepacked = [module for module in predictors[1].model.modules() if isinstance(module, PrepackedLinear)]
+    can = can_prepack(CPU, PRECISIONS[name].dtype)
+    assert bool(prepacked) == (can and family != "gpt2")  # whose layers are none of torch's
+    flops = [sum(count(forward).flops for forward in one.forwards(one.tokenize(texts))) for one in predictors]
     assert flops[0] == flops[1] > 0
-    assert PRECISIONS["float32_prepared"].keeps_weights and not PRECISIONS["bfloat16"].keeps_weights
+    assert PRECISIONS["float32_prepacked"].keeps_weights and not PRECISIONS["bfloat16"].keeps_weights
 
 
 @pytest.mark.skipif(not has_int8_matmul(CPU), reason="this CPU has no products of eight bits")
@@ -367,9 +370,9 @@ def test_int8_takes_the_share_of_a_large_input_from_its_weights_and_hands_bytes_
 
     with torch.inference_mode():
         calibrate(model, compute)
-        inner, found = compute()
+        inner, result = compute()
     assert inner.dtype == torch.uint8
-    assert (found - expected).abs().max() < 0.03 * expected.abs().max()
+    assert (result - expected).abs().max() < 0.03 * expected.abs().max()
 
 
 def test_int8_is_refused_with_the_reason_where_there_is_nothing_to_convert_or_no_kernel(model, monkeypatch):

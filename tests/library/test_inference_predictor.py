@@ -24,8 +24,8 @@ TEXTS = 48
 
 @pytest.fixture(scope="module")
 def texts():
-    found = classifiers.reviews(TEXTS)
-    return [*found, "a", found[0], found[5], found[0]]
+    reviews = classifiers.reviews(TEXTS)
+    return [*reviews, "a", reviews[0], reviews[5], reviews[0]]
 
 
 def built(family: str, tokenizer: Any, **changes: Any) -> Any:
@@ -49,22 +49,22 @@ def predictor(model, tokenizer, texts):
 
 
 def test_every_family_is_packed_without_a_doubt_and_gives_the_labels_of_one_text_at_a_time(predictor, texts, alone):
-    assert (predictor.strategy, predictor.doubts) == ("packed, by length", ())
+    assert (predictor.strategy, predictor.doubts) == ("packed, sorted by length", ())
     assert predictor.check.same_labels == predictor.check.rows == 52
-    found = predictor.predict(texts)
-    assert found.logits.dtype == np.float32
-    np.testing.assert_allclose(found.logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
-    assert found.labels.tolist() == alone.argmax(axis=1).tolist()
-    assert len(set(found.labels.tolist())) > 2  # the comparison could have failed
-    assert found.computed_texts == len(set(texts)) < len(texts), "equal texts are computed once"
-    assert found.useful_tokens == found.computed_tokens < found.lengths.sum()
+    prediction = predictor.predict(texts)
+    assert prediction.logits.dtype == np.float32
+    np.testing.assert_allclose(prediction.logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    assert prediction.labels.tolist() == alone.argmax(axis=1).tolist()
+    assert len(set(prediction.labels.tolist())) > 2  # the comparison could have failed
+    assert prediction.computed_texts == len(set(texts)) < len(texts), "equal texts are computed once"
+    assert prediction.useful_tokens == prediction.computed_tokens < prediction.lengths.sum()
     for budget in (1, 200, 5000):
         again = predictor.with_token_budget(budget).predict(texts)
-        assert again.labels.tolist() == found.labels.tolist(), budget
+        assert again.labels.tolist() == prediction.labels.tolist(), budget
     order = random.Random(0).sample(range(len(texts)), len(texts))
     shuffled = predictor.predict([texts[row] for row in order])
-    np.testing.assert_allclose(shuffled.logits, found.logits[order], atol=1e-4, rtol=0)
-    assert shuffled.labels.tolist() == found.labels[order].tolist()
+    np.testing.assert_allclose(shuffled.logits, prediction.logits[order], atol=1e-4, rtol=0)
+    assert shuffled.labels.tolist() == prediction.labels[order].tolist()
 
 
 @pytest.mark.isa
@@ -73,10 +73,10 @@ def test_float32_by_other_kernels_gives_the_same_labels_where_near_ties_are_comp
 ):
     before = torch.get_float32_matmul_precision()
     predictor = Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "float32_fast", 512), texts)
-    assert predictor.strategy == "packed, by length"  # whatever the other kernels round to on this machine
+    assert predictor.strategy == "packed, sorted by length"  # whatever the other kernels round to on this machine
     margin = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
-    found = predictor.with_guard_margin(margin).predict(texts)
-    assert found.labels.tolist() == alone.argmax(axis=1).tolist()
+    prediction = predictor.with_guard_margin(margin).predict(texts)
+    assert prediction.labels.tolist() == alone.argmax(axis=1).tolist()
     assert torch.get_float32_matmul_precision() == before
 
 
@@ -87,18 +87,18 @@ def test_the_callers_model_is_left_as_it_was_and_shares_its_weights_in_float32(p
     assert model.config._attn_implementation == attention
     assert list(model.state_dict()) == keys
     assert {parameter.dtype for parameter in model.parameters()} == kinds
-    ours, theirs = ({each.data_ptr() for each in held.parameters()} for held in (predictor.model, model))
+    ours, theirs = ({parameter.data_ptr() for parameter in held.parameters()} for held in (predictor.model, model))
     assert ours == theirs
 
 
 @pytest.mark.isa
 def test_bfloat16_keeps_the_head_in_float32(model, tokenizer, texts, alone):
     predictor = Predictor(model, tokenizer, PredictorOptions(MAX_LENGTH, "bfloat16", 512), texts)
-    found = predictor.predict(texts).logits
-    assert predictor.strategy == "packed, by length"
-    assert 0 < np.abs(found - alone).max() < 0.15 * np.abs(alone).max()
-    rounded = torch.from_numpy(found).to(torch.bfloat16).float().numpy()
-    assert (rounded != found).any()
+    logits = predictor.predict(texts).logits
+    assert predictor.strategy == "packed, sorted by length"
+    assert 0 < np.abs(logits - alone).max() < 0.15 * np.abs(alone).max()
+    rounded = torch.from_numpy(logits).to(torch.bfloat16).float().numpy()
+    assert (rounded != logits).any()
 
 
 PAD = 3
@@ -108,21 +108,22 @@ SPELLED = ["5 6 7 8 9", "5 6 3", "3 3 3 3", "3", "5 3 6 3 3", "8", "9 9 9 9 9 9 
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
-        *((each, kind) for each in classifiers.FAMILIES for kind in ("grouped", "grouped, trimmed", "masked, trimmed")),
-        *((each, kind) for each in ("qwen2", "gpt2") for kind in ("unmasked", "unmasked, trimmed")),
+        *((name, kind) for name in classifiers.FAMILIES for kind in ("grouped", "grouped, trimmed", "masked, trimmed")),
+        *((name, kind) for name in ("qwen2", "gpt2") for kind in ("unmasked", "unmasked, trimmed")),
     ],
 )
 def test_the_padding_id_inside_a_text_means_what_it_means_to_the_model(family, kind, monkeypatch):
     """A decoder's head steps back over it, and takes the first token of a text of nothing else."""
     offered = strategies.candidates
     monkeypatch.setattr(
-        "boundby.inference.selfcheck.candidates", lambda *given: [each for each in offered(*given) if each[0] == kind]
+        "boundby.inference.selfcheck.candidates",
+        lambda *given: [strategy for strategy in offered(*given) if strategy[0] == kind],
     )
     model = classifiers.build(family, 12, PAD)
     predictor = Predictor(model, Spelled(), PredictorOptions(16, token_budget=8), SPELLED)
     alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
-    found = predictor.predict(SPELLED).logits
-    np.testing.assert_allclose(found, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
+    logits = predictor.predict(SPELLED).logits
+    np.testing.assert_allclose(logits, alone, atol=1e-4 * np.abs(alone).max(), rtol=0)
     assert predictor.doubts == ()
     assert predictor.trim == kind.endswith("trimmed")
 
@@ -133,7 +134,10 @@ def test_a_decoder_without_a_padding_id_is_packed_or_takes_one_text_at_a_time_wh
     torch.manual_seed(0)
     config = BloomConfig(vocab_size=12, hidden_size=32, n_layer=1, n_head=2, num_labels=3, pad_token_id=None)
     bloom = BloomForSequenceClassification(config).eval()
-    for model, way in ((classifiers.build("qwen2", 12, None), "packed, by length"), (bloom, "padded with a mask")):
+    for model, way in (
+        (classifiers.build("qwen2", 12, None), "packed, sorted by length"),
+        (bloom, "padded with a mask"),
+    ):
         predictor = Predictor(model, Spelled(), PredictorOptions(16), SPELLED)
         alone = one_by_one(model, tokenize(Spelled(), SPELLED, 16), range(len(SPELLED)))
         assert predictor.strategy == way
@@ -150,11 +154,11 @@ def test_a_wrong_head_is_found_and_the_stock_forward_taken_with_a_doubt(tokenize
     assert predictor.strategy == "padded with a mask"
     assert not predictor.trim  # whose head reads from a row that was not computed
     ways = ["grouped, trimmed", "grouped", "unmasked, trimmed", "unmasked", "masked, trimmed"]
-    assert [each.split(":")[0] for each in predictor.doubts] == [f"not {each}" for each in ways]
+    assert [doubt.split(":")[0] for doubt in predictor.doubts] == [f"not {way}" for way in ways]
     assert "differ from the stock forward's" in predictor.doubts[0]
-    found = predictor.predict(texts)
-    assert found.labels.tolist() == alone.argmax(axis=1).tolist()
-    assert 0.8 < found.useful_tokens / found.computed_tokens < 1, "padding is counted"
+    prediction = predictor.predict(texts)
+    assert prediction.labels.tolist() == alone.argmax(axis=1).tolist()
+    assert 0.8 < prediction.useful_tokens / prediction.computed_tokens < 1, "padding is counted"
 
 
 def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(tokenizer, texts, monkeypatch):
@@ -170,10 +174,10 @@ def test_a_model_that_cannot_be_run_that_way_is_run_as_it_is(tokenizer, texts, m
 def test_a_text_without_tokens_is_named_one_too_long_is_cut_and_no_texts_have_no_logits(predictor, texts):
     with pytest.raises(ValueError, match="text 1 has no tokens: ''"):
         predictor.predict(["good", ""])
-    found = predictor.predict([" ".join(texts[:20]), "short"])
-    assert (found.truncated, found.lengths[0]) == (1, MAX_LENGTH)
-    found = predictor.predict([])
-    assert found.logits.shape == (0, classifiers.LABELS)
+    prediction = predictor.predict([" ".join(texts[:20]), "short"])
+    assert (prediction.truncated, prediction.lengths[0]) == (1, MAX_LENGTH)
+    prediction = predictor.predict([])
+    assert prediction.logits.shape == (0, classifiers.LABELS)
 
 
 def test_a_tokenizer_that_marks_tokens_by_type_is_refused(tokenizer):
@@ -217,8 +221,8 @@ def test_shards_in_a_row_are_predicted_as_each_alone(predictor, texts):
     shards = [texts[:4], texts[4:20], texts[20:24]]
     together = list(predictor.predict_each(shards))
     assert len(together) == 3
-    for found, shard in zip(together, shards, strict=True):
-        assert (found.logits == predictor.predict(shard).logits).all()
+    for prediction, shard in zip(together, shards, strict=True):
+        assert (prediction.logits == predictor.predict(shard).logits).all()
 
 
 def test_several_batches_at_once_share_the_threads_and_give_the_same_logits(tokenizer, texts, monkeypatch):
@@ -230,11 +234,11 @@ def test_several_batches_at_once_share_the_threads_and_give_the_same_logits(toke
         return logits(self, tokens, rows)
 
     monkeypatch.setattr(Packed, "logits", told)
-    found = {}
+    by_threads = {}
     for threads in (1, 2, 3):
         used.clear()
         with host_threads(threads):
-            found[threads] = predictor.predict(texts).logits
+            by_threads[threads] = predictor.predict(texts).logits
             assert torch.get_num_threads() == threads
         streams = {name for name, _, _ in used}
         assert len(streams) <= threads and {shared for _, shared, _ in used} == {1}
@@ -242,8 +246,8 @@ def test_several_batches_at_once_share_the_threads_and_give_the_same_logits(toke
         if threads > 1:
             assert len(used) % threads == 0, "all end together"
             assert max(size for *_, size in used) - min(size for *_, size in used) < max(map(len, texts))
-    for logits_then in (found[2], found[3]):
-        np.testing.assert_allclose(logits_then, found[1], atol=1e-5, rtol=0)
+    for logits_then in (by_threads[2], by_threads[3]):
+        np.testing.assert_allclose(logits_then, by_threads[1], atol=1e-5, rtol=0)
 
 
 def test_an_error_of_one_batch_ends_those_beside_it(tokenizer, texts, monkeypatch):
@@ -283,9 +287,9 @@ def test_memory_that_runs_out_halves_the_batch_and_is_counted(tokenizer, texts, 
 
     monkeypatch.setattr("boundby.inference.predictor.release_memory", lambda _: None)
     monkeypatch.setattr(Packed, "logits", small_memory)
-    found = predictor.predict(texts)
-    assert found.halvings == 3 and whole.halvings == 0
-    np.testing.assert_allclose(found.logits, whole.logits, atol=1e-4, rtol=0)
+    prediction = predictor.predict(texts)
+    assert prediction.halvings == 3 and whole.halvings == 0
+    np.testing.assert_allclose(prediction.logits, whole.logits, atol=1e-4, rtol=0)
 
 
 def test_near_ties_are_computed_again_alone(tokenizer, texts, monkeypatch):
@@ -294,12 +298,12 @@ def test_near_ties_are_computed_again_alone(tokenizer, texts, monkeypatch):
     alone = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
     margin = float(np.median(np.sort(alone, axis=1)[:, -1] - np.sort(alone, axis=1)[:, -2]))
     predictor = Predictor(model, tokenizer, OPTIONS, texts)
-    logits = Packed.logits
+    compute = Packed.logits
 
     def off(self, tokens, rows):
-        found = logits(self, tokens, rows)
+        answer = compute(self, tokens, rows)
         generator = torch.Generator().manual_seed(len(rows))
-        return found + (torch.rand(found.shape, generator=generator) - 0.5) * 0.98 * margin
+        return answer + (torch.rand(answer.shape, generator=generator) - 0.5) * 0.98 * margin
 
     monkeypatch.setattr(Packed, "logits", off)
     right = alone.argmax(axis=1).tolist()
@@ -320,10 +324,10 @@ def test_near_ties_of_a_coarse_precision_are_computed_again_in_batches_of_float3
         return one_by_one(stock, tokens, rows)
 
     monkeypatch.setattr("boundby.inference.predictor.one_by_one", told)
-    found = guarded.predict(texts)
+    prediction = guarded.predict(texts)
     expected = one_by_one(model, tokenize(tokenizer, texts, MAX_LENGTH), range(len(texts)))
-    assert found.labels.tolist() == expected.argmax(axis=1).tolist()
-    assert found.guarded_texts > 3 > len(alone_rows), "of these, only what is a near tie in float32 too is alone"
+    assert prediction.labels.tolist() == expected.argmax(axis=1).tolist()
+    assert prediction.guarded_texts > 3 > len(alone_rows), "of these, only what is a near tie in float32 too is alone"
 
 
 def test_on_a_gpu_the_next_shard_is_tokenized_while_one_computes(tokenizer, texts, monkeypatch):
@@ -336,9 +340,9 @@ def test_on_a_gpu_the_next_shard_is_tokenized_while_one_computes(tokenizer, text
     tokenize_texts, logits = predictor.tokenize, Packed.logits
 
     def told(shard):
-        found = tokenize_texts(shard)
+        made = tokenize_texts(shard)
         tokenized[texts.index(shard[0]) // 5].set()
-        return found
+        return made
 
     def waits(self, *given):
         assert tokenized[min(len(read), 3) - 1].wait(60)
@@ -351,9 +355,9 @@ def test_on_a_gpu_the_next_shard_is_tokenized_while_one_computes(tokenizer, text
 
     monkeypatch.setattr(predictor, "tokenize", told)
     monkeypatch.setattr(Packed, "logits", waits)
-    found = []
+    predictions = []
     for prediction in predictor.predict_each(shards()):
-        found.append(prediction.logits)
-        assert len(read) == min(len(found) + 1, 3)
-    for mine, theirs in zip(found, expected, strict=True):
+        predictions.append(prediction.logits)
+        assert len(read) == min(len(predictions) + 1, 3)
+    for mine, theirs in zip(predictions, expected, strict=True):
         assert (mine == theirs).all()

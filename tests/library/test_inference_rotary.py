@@ -89,8 +89,8 @@ def tokens_of(lengths: list[int]) -> Tokens:
 def alone(fresh: Any, tokens: Tokens) -> np.ndarray:
     """Return the logits that a fresh model gives to each text, the only one that it ever sees."""
     with torch.inference_mode():
-        found = [copy.deepcopy(fresh)(input_ids=torch.from_numpy(ids).long()[None]).logits[0] for ids in tokens.ids]
-    return torch.stack(found).numpy()
+        logits = [copy.deepcopy(fresh)(input_ids=torch.from_numpy(ids).long()[None]).logits[0] for ids in tokens.ids]
+    return torch.stack(logits).numpy()
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -110,9 +110,9 @@ def shuffled(case: Any) -> list[tuple[list[int], Tokens]]:
     return [(order, Tokens([case.tokens.ids[row] for row in order], 0)) for order in orders]
 
 
-def require_equal(found: np.ndarray, expected: np.ndarray) -> None:
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
-    assert found.argmax(axis=1).tolist() == expected.argmax(axis=1).tolist()
+def require_equal(logits: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+    assert logits.argmax(axis=1).tolist() == expected.argmax(axis=1).tolist()
 
 
 def test_the_lengths_tell_the_cases_apart(case):

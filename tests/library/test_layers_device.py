@@ -58,8 +58,8 @@ def test_device_time_is_split_like_host_time_and_the_slower_of_both_is_named(clo
     assert (a.device_self_s.median, a.host_self_s.median) == pytest.approx((0.008, 0.002))
     assert (a.is_launch_bound, b.is_launch_bound) == (False, True)
     assert (root.device_self_s.median, root.device_inclusive_s.median) == pytest.approx((0, 0.009))
-    timed = [each for each in profile.layers if each.calls]
-    assert sum(each.device_self_s.median for each in timed) == pytest.approx(root.device_inclusive_s.median)
+    timed = [layer for layer in profile.layers if layer.calls]
+    assert sum(row.device_self_s.median for row in timed) == pytest.approx(root.device_inclusive_s.median)
     assert a.self_s is a.device_self_s and root.inclusive_s is root.device_inclusive_s
     assert "device_self_s" not in profile.reasons
 
@@ -93,7 +93,7 @@ def test_the_device_is_held_back_while_the_host_issues_and_waited_for_once_a_run
     assert device.open_marks == 0  # every mark went back
     device.is_late = True
     doubts = profile_of(Issues(clock, 1, device, 0.001), tmp_path, clock, num_runs=3, marks=device).doubts
-    assert any("device: in 3 of 3 runs it waited for the host" in each for each in doubts)
+    assert any("device: in 3 of 3 runs it waited for the host" in doubt for doubt in doubts)
 
 
 @pytest.mark.parametrize(("operators", "is_known"), [(10, True), (2000, False)])
@@ -109,7 +109,7 @@ def test_beyond_the_depth_of_the_queue_no_layer_is_called_bound_by_launch_for_wa
     profile = profile_of(Calls(clock, 0, a=Many(clock, 4 * MS, device, 0.001)), tmp_path, clock, marks=device)
     assert layer(profile, "a").is_launch_bound is (True if is_known else None)
     assert ("is_launch_bound" in profile.reasons) is not is_known
-    assert any(each.startswith("host:") for each in profile.doubts) is not is_known
+    assert any(doubt.startswith("host:") for doubt in profile.doubts) is not is_known
 
 
 class Bounded(QueuedDevice):
@@ -161,7 +161,7 @@ def test_layers_have_device_times_however_many_launches_the_queue_holds(tmp_path
         assert (outer.device_self_s.median, inner.device_self_s.median) == pytest.approx(
             2 * (10 * kernel_s,), rel=1e-12
         )
-    assert not any(each.startswith("device:") for each in profile.doubts)
+    assert not any(doubt.startswith("device:") for doubt in profile.doubts)
 
 
 def test_runs_of_the_device_are_as_many_as_those_of_the_host_and_count_against_the_time(clock, device, tmp_path):
@@ -196,9 +196,9 @@ def test_layers_on_several_devices_are_told_from_those_at_home():
     root = tree.top.calling(0)
     first, second = root.calling(1), root.calling(2)
     home, other = torch.device("cuda", 0), torch.device("cuda", 1)
-    found = spanning(tree, {0: {home, other}, 1: {home, torch.device("cpu")}, 2: {other}}, home)
-    assert set(found) == {root, second} and first not in found
-    assert "cuda:1" in found[second]
+    reasons = spanning(tree, {0: {home, other}, 1: {home, torch.device("cpu")}, 2: {other}}, home)
+    assert set(reasons) == {root, second} and first not in reasons
+    assert "cuda:1" in reasons[second]
 
 
 def test_memory_is_what_was_there_before_the_peak_inside_and_what_is_left(clock, tmp_path):
@@ -226,7 +226,7 @@ def test_memory_is_what_was_there_before_the_peak_inside_and_what_is_left(clock,
     allocator.take(1000)
     profile = profile_of(model, tmp_path, clock, allocator=allocator)
     sizes = ("memory_before_bytes", "activation_peak_bytes", "memory_after_bytes")
-    seen = {each.path: tuple(getattr(each, size) for size in sizes) for each in profile.layers}
+    seen = {layer.path: tuple(getattr(layer, size) for size in sizes) for layer in profile.layers}
     assert seen == {"": (1000, 900, 1000), "a": (1000, 900, 1300), "a.inner": (1000, 900, 1000), "b": (1300, 100, 1400)}
     assert "activation_peak_bytes" not in profile.reasons
 

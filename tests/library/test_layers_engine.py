@@ -76,18 +76,18 @@ def test_small_models_of_every_family_close_account_for_all_flops_and_have_the_k
     model, inputs = small(family)
     profile = profiled(model, inputs, tmp_path).profile
     layers = profile.layers
-    root, own = layers[0], [each for each in layers if each.calls]
-    assert sum(each.host_self_s.mean for each in own) == pytest.approx(root.host_inclusive_s.mean)
+    root, own = layers[0], [layer for layer in layers if layer.calls]
+    assert sum(layer.host_self_s.mean for layer in own) == pytest.approx(root.host_inclusive_s.mean)
     if family == "encoder":  # its fused operator has no formula
         assert root.flops_self is None and "_transformer_encoder_layer_fwd" in profile.reasons["flops_self"]
         assert layer(profile, "layers.0").input_shapes == ("float32[2, 6, 32]",)
     else:
-        assert sum(each.flops_self for each in own) == count(lambda: model(**_keywords(model, inputs))).flops
+        assert sum(layer.flops_self for layer in own) == count(lambda: model(**_keywords(model, inputs))).flops
     assert profile.kv_cache_bytes == CACHES.get(family, ())
     if family == "gpt2":  # its tied weights lie in one storage and count once
         (tied,) = layer(profile, "lm_head").storages
         assert tied in layer(profile, "transformer.wte").storages and tied.bytes == 64 * 32 * 4
-        assert root.parameters == sum(each.numel() for each in model.parameters())
+        assert root.parameters == sum(parameter.numel() for parameter in model.parameters())
     rows = blocks(profile)
     assert {row.label for row in rows} >= BLOCKS[family]
     assert sum(row.seconds for row in rows) == pytest.approx(root.inclusive_s.median)
@@ -161,11 +161,11 @@ def test_inputs_that_grow_from_run_to_run_are_a_doubt_though_no_layer_shows_them
     inputs = {"input_ids": torch.ones(1, 1, dtype=torch.long), "past_key_values": cache, "use_cache": True}
     engine = engine_on(model, tmp_path)
     engine.warmup(inputs, 1)
-    [doubt] = [each for each in engine.profile(inputs, 2).profile.doubts if each.startswith("inputs change")]
+    [doubt] = [doubt for doubt in engine.profile(inputs, 2).profile.doubts if doubt.startswith("inputs change")]
     last = cache.get_seq_length() - 1
     assert doubt.startswith("inputs change from run to run: aten::cat was given float32[1, 4, 1, 8], ")
     assert f"before the timing and float32[1, 4, {last}, 8], " in doubt and "differ so: 2)" in doubt  # and attention
-    assert [each for each in engine.profile(ONE_TOKEN, 2).profile.doubts if each.startswith("inputs")] == []
+    assert [doubt for doubt in engine.profile(ONE_TOKEN, 2).profile.doubts if doubt.startswith("inputs")] == []
 
 
 @pytest.mark.parametrize("steady_runs", [0, 8], ids=["at once", "after a while"])
@@ -180,7 +180,7 @@ def test_a_model_that_runs_other_operators_from_run_to_run_is_a_doubt(steady_run
             return x
 
     doubts = profiled(Turns().eval(), ONE, tmp_path, num_runs=4).profile.doubts
-    assert any("other operators from run to run (aten::" in each for each in doubts)
+    assert any("other operators from run to run (aten::" in doubt for doubt in doubts)
 
 
 def test_files_hold_what_pandas_and_the_planner_read(clock, tmp_path):
@@ -190,19 +190,19 @@ def test_files_hold_what_pandas_and_the_planner_read(clock, tmp_path):
         engine.warmup(ONE, num_warmup_runs=2)
         report = engine.profile(ONE, num_runs=4)
         metrics, summary = engine.save("first")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["first_metrics.jsonl", "first_summary.json", "logs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first_metrics.jsonl", "first_summary.json", "logs"]
     frame = pd.read_json(metrics, lines=True)
     means = frame.groupby("layer_name")["forward_latency_ms"].mean()
     assert means.to_dict() == pytest.approx({"(model)": 4.002, "a": 3, "b": 1})
     assert len(frame) == 4 * 3 and frame["peak_vram_after"].isna().all()
     assert read_profile(summary) == replace(report.profile, profile_name="first")
-    found = json.loads(summary.read_text())
-    assert (found["profile_name"], found["num_runs"], found["total_layers"]) == ("first", 4, 3)
-    assert found["end_to_end_latency"]["mean_ms"] == pytest.approx(4.002)
-    assert found["end_to_end_latency"]["total_ms"] == pytest.approx(16.008)
-    assert [each["layer_name"] for each in found["bottlenecks"]] == ["a", "b"]
-    assert found["bottlenecks"][0]["pct"] == pytest.approx(100 * 3 / 4.002)
-    assert (found["coverage"]["status"], found["overhead"]) == ("pass", 0)
+    document = json.loads(summary.read_text())
+    assert (document["profile_name"], document["num_runs"], document["total_layers"]) == ("first", 4, 3)
+    assert document["end_to_end_latency"]["mean_ms"] == pytest.approx(4.002)
+    assert document["end_to_end_latency"]["total_ms"] == pytest.approx(16.008)
+    assert [row["layer_name"] for row in document["bottlenecks"]] == ["a", "b"]
+    assert document["bottlenecks"][0]["pct"] == pytest.approx(100 * 3 / 4.002)
+    assert (document["coverage"]["status"], document["overhead"]) == ("pass", 0)
     assert "warm-up runs" in (tmp_path / "logs" / "org-Model_profile.log").read_text()
 
 
@@ -252,7 +252,7 @@ def test_fifty_runs_yield_p95_and_say_how_far_it_goes(clock, tmp_path):
     for num_runs, has_p95, doubts in ((10, False, 1), (50, True, 1), (59, True, 0)):
         profile = engine_on(Takes(clock, 5), tmp_path, clock).profile(ONE, num_runs).profile
         assert (profile.reference_s.p95 is not None) == (layer(profile, "").host_self_s.p95 is not None) == has_p95
-        assert sum(each.startswith("p95: ") for each in profile.doubts) == doubts
+        assert sum(doubt.startswith("p95: ") for doubt in profile.doubts) == doubts
         assert ("p95" in profile.reasons) != has_p95
     fifty = engine_on(Takes(clock, 5), tmp_path, clock).profile(ONE).profile
     assert fifty.num_runs == 50 and "is 8 %" in fifty.doubts[0]
@@ -267,7 +267,7 @@ def test_runs_are_as_many_as_fit_into_the_time_with_all_passes(max_seconds, num_
     engine.warmup(ONE, 0)
     profile = engine.profile(ONE, 50, max_seconds).profile
     assert profile.num_runs == profile.reference_s.n == num_runs
-    said = [each for each in profile.doubts if each.startswith("runs: ")]
+    said = [doubt for doubt in profile.doubts if doubt.startswith("runs: ")]
     assert said == ([] if num_runs == 50 else [f"runs: {num_runs} of 50 fitted into {max_seconds:g} s"])
     assert f"measured {num_runs} runs with probes" in (tmp_path / "logs" / "Takes_profile.log").read_text()
     assert engine.profile(ONE, 2, 1e-9).profile.num_runs == 2  # fewer than the least are made where they are asked for
@@ -280,7 +280,7 @@ def test_a_profile_that_is_not_representative_of_training_mode_or_of_a_busy_mach
             return x
 
     def kinds(profile):
-        return [each.partition(":")[0] for each in profile.doubts]
+        return [doubt.partition(":")[0] for doubt in profile.doubts]
 
     profile = engine_on(Heavier(clock, 5).eval(), tmp_path, clock).profile(ONE, 60).profile
     assert (profile.coverage.ratio, profile.coverage.status, profile.overhead) == (2, "not representative", 1)
@@ -297,9 +297,9 @@ def test_a_profile_that_is_not_representative_of_training_mode_or_of_a_busy_mach
 )
 def test_coverage_says_how_far_a_profile_can_be_trusted(ratios, status):
     for ratio in ratios:
-        found = coverage(ratio, 0.8)
-        doubts = trust_doubts(found, overhead=0.03, num_runs=59)
-        assert found.status == status and len(doubts) == (status != "pass"), ratio
+        covered = coverage(ratio, 0.8)
+        doubts = trust_doubts(covered, overhead=0.03, num_runs=59)
+        assert covered.status == status and len(doubts) == (status != "pass"), ratio
         assert all(doubt.endswith("not representative") == (status == "not representative") for doubt in doubts)
     assert trust_doubts(coverage(1.0, 0.8), overhead=0.031, num_runs=59)[0].startswith("overhead: ")
 
@@ -308,13 +308,16 @@ def test_layers_are_held_against_the_limits_of_the_machine(tmp_path):
     limits = Limits(Interval.exact(1e15), ((2**40, Interval.exact(1e15)),), Interval.exact(0.0))
     model = nn.Sequential(nn.Linear(256, 256), nn.Identity(), nn.LayerNorm(256))
     profile = profiled(model, torch.ones(64, 256), tmp_path, limits=limits).profile
-    left = {each.path: each.host_self_s.median - each.gain_at_limit_s for each in profile.layers}
+    left = {layer.path: layer.host_self_s.median - layer.gain_at_limit_s for layer in profile.layers}
     assert layer(profile, "0").flops_self == 2 * 64 * 256 * 256
     assert left["0"] == pytest.approx(layer(profile, "0").flops_self / 1e15)
     assert left["2"] == pytest.approx(layer(profile, "2").bytes_self / 1e15)
     assert layer(profile, "1").bound == "launch" and left["1"] == 0  # it runs no operator
-    write_summary(tmp_path / "x.json", profile)
-    assert read_profile(tmp_path / "x.json") == profile
+    write_summary(path := tmp_path / "x.json", profile)
+    assert read_profile(path) == profile
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 9', 1))
+    with pytest.raises(ValueError, match="schema version 9, not 1"):
+        read_profile(path)
 
 
 def test_the_report_reads_as_text_and_says_nothing_of_limits_that_are_not_given(clock, tmp_path):

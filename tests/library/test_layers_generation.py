@@ -60,7 +60,7 @@ def test_passes_are_told_apart_by_what_the_cache_holds_and_all_times_add_up(pass
     expected = {"prefill.layer": 100 * sum(tokens[:prefills]), "decode.layer": 100 * sum(tokens[prefills:])}
     spent = {path: ns for path, ns in self_ns(profile).items() if ns}
     assert spent == {"": 7 * len(passes), **{path: ns for path, ns in expected.items() if ns}}
-    assert {each.name: each.calls for each in profile.passes} == {
+    assert {phase.name: phase.calls for phase in profile.passes} == {
         name: number for name, number in (("prefill", prefills), ("decode", decodes)) if number
     } | ({} if decodes else {"decode": 0})
 
@@ -69,7 +69,7 @@ def test_a_decoder_beside_an_encoder_is_prefilled_with_the_token_it_begins_with(
     clock = FakeClock(0)
     model = Writer(clock, [(0, 1), (1, 1), (2, 1)], is_pair=True)
     profile = profiled(Generation(model), torch.ones(1, PROMPT), tmp_path, clock=clock).profile
-    assert [each.calls for each in profile.passes] == [1, 2]
+    assert [phase.calls for phase in profile.passes] == [1, 2]
 
 
 @pytest.mark.parametrize(("family", "stack"), [("gpt2", "transformer.h"), ("qwen2", "model.layers")])
@@ -80,12 +80,12 @@ def test_real_decoders_generate_the_same_and_have_all_their_work_in_the_two_pass
         assert torch.equal(generation(**inputs), model.generate(**inputs, **SETTINGS))
     report = profiled(generation, inputs, tmp_path)
     profile = report.profile
-    assert [(each.name, each.calls) for each in profile.passes] == [("prefill", 1), ("decode", NEW - 1)]
+    assert [(phase.name, phase.calls) for phase in profile.passes] == [("prefill", 1), ("decode", NEW - 1)]
     decode_ms = profile.passes[1].inclusive_s.median * 1e3
     assert "prefill: " in str(report) and f"decode: {decode_ms:.2f} ms, {NEW - 1} passes of " in str(report)
-    own = [each for each in profile.layers if each.calls]
-    assert sum(each.flops_self for each in own) == count(lambda: model.generate(**inputs, **SETTINGS)).flops
-    assert sum(each.host_self_s.mean for each in own) == pytest.approx(profile.layers[0].host_inclusive_s.mean)
+    own = [layer for layer in profile.layers if layer.calls]
+    assert sum(layer.flops_self for layer in own) == count(lambda: model.generate(**inputs, **SETTINGS)).flops
+    assert sum(layer.host_self_s.mean for layer in own) == pytest.approx(profile.layers[0].host_inclusive_s.mean)
     rows = {row.path for row in blocks(profile)}
     assert rows >= {f"{phase}.{stack}.{number}" for phase in ("prefill", "decode") for number in (0, 1)}
     assert layer(profile, f"decode.{stack}.0").input_shapes[0] == "float32[2, 1, 32]"

@@ -45,7 +45,7 @@ def test_the_gain_of_a_block_is_that_of_all_inside_and_unknown_where_one_is():
     rows = {row.label: row for row in blocks(a_profile(*GPT))}
     assert rows["transformer.h.1"].gain_at_limit_s == pytest.approx(2.0)
     assert rows["transformer (self)"].gain_at_limit_s == pytest.approx(0.2)
-    unknown = [replace(each, gain_at_limit_s=None) if each.path.endswith("1.mlp") else each for each in GPT]
+    unknown = [replace(row, gain_at_limit_s=None) if row.path.endswith("1.mlp") else row for row in GPT]
     rows = {row.label: row for row in blocks(a_profile(*unknown))}
     assert rows["transformer.h.1"].gain_at_limit_s is None
     assert rows["transformer.h.0"].gain_at_limit_s == pytest.approx(1.5)
@@ -65,7 +65,7 @@ STAGES = (
 def test_a_stage_that_only_calls_its_layers_is_opened_unless_its_work_is_not_known():
     rows = {row.label: row.seconds for row in blocks(a_profile(*STAGES))}
     assert rows == {"stages.0.layers.0": 2.0, "stages.0.layers.1": 2.0, "stages.1": 4.0}
-    unknown = [replace(each, bytes_self=None) for each in STAGES]
+    unknown = [replace(row, bytes_self=None) for row in STAGES]
     assert {row.label for row in blocks(a_profile(*unknown))} == {"stages.0", "stages.1"}
 
 
@@ -84,5 +84,5 @@ def test_uncalled_and_concurrent_layers_are_in_no_ranking():
         a_layer("unused", "Linear", 1.0, 1.0, parent="", calls=0.0, host_self_s=None, host_inclusive_s=None),
         a_layer("(other thread)>a", "Linear", 5.0, 5.0, parent="", is_concurrent=True),
     )
-    plain, found = a_profile(*GPT), a_profile(*GPT, *others)
-    assert blocks(found) == blocks(plain) and by_self_time(found) == by_self_time(plain)
+    plain, with_others = a_profile(*GPT), a_profile(*GPT, *others)
+    assert blocks(with_others) == blocks(plain) and by_self_time(with_others) == by_self_time(plain)

@@ -36,7 +36,7 @@ from tests.lightning_fits import (
     profiled,
 )
 
-pytestmark = [pytest.mark.filterwarnings(each) for each in fits.WARNINGS]
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in fits.WARNINGS]
 
 STEP = ["data", "h2d", "callbacks", "forward", "zero_grad", "backward", "optimizer", "callbacks", "step"]
 AFTER_EPOCH = ["epoch", "callbacks", "step"]  # the last step of an epoch holds what callbacks do at its end
@@ -95,11 +95,11 @@ def test_it_is_a_callback_of_every_package_in_use_and_a_class_of_the_user_keeps_
 
 def test_what_is_installed_decides_where_nothing_is_imported_yet_and_without_any_the_import_says_what(monkeypatch):
     spec = importlib.util.find_spec("boundby.training.lightning")
-    for each in PACKAGES:
-        monkeypatch.delitem(sys.modules, each, raising=False)
+    for package_name in PACKAGES:
+        monkeypatch.delitem(sys.modules, package_name, raising=False)
     for package in PACKAGES:
-        found = lambda name, package=package: name if name == package.split(".")[0] else None  # noqa: E731
-        monkeypatch.setattr(importlib.util, "find_spec", found)
+        installed = lambda name, package=package: name if name == package.split(".")[0] else None  # noqa: E731
+        monkeypatch.setattr(importlib.util, "find_spec", installed)
         assert callback_module.packages_in_use() == (package,)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match="pip install 'lightning>=2.6.6'"):
@@ -168,19 +168,21 @@ def test_every_file_says_something_stages_and_verdict_are_said_and_nothing_is_le
     assert manifest["downgrades"] == manifest["warnings"] == []
     summary = rich.document("profiler_summary.json")
     assert (summary["status"], summary["last_step"], summary["given_up"]) == ("finished", 2 * STEPS - 1, [])
-    assert {"data", "forward", "clip", "scheduler", "checkpoint"} <= {each["name"] for each in summary["stages"]}
+    assert {"data", "forward", "clip", "scheduler", "checkpoint"} <= {stage["name"] for stage in summary["stages"]}
     table, _, verdict = rich.said[0].partition("What:")
     assert re.search(r"^data +\d+\.\d +\d+\.\d{3}", table, re.MULTILINE) and "whole step" in table
     assert f"What:{verdict}".splitlines() == summary["verdict"]["text"] and len(rich.said) == 1
-    told = json.dumps([manifest, summary, rich.said])
-    assert "already saved" not in told and "stack.empty" not in told  # and no warning: pytest makes errors of them
+    written = json.dumps([manifest, summary, rich.said])
+    assert (
+        "already saved" not in written and "stack.empty" not in written
+    )  # and no warning: pytest makes errors of them
     trainer = rich.trainer
     epochs = trainer.fit_loop.epoch_loop
     owners = (trainer, trainer.strategy, epochs, epochs.val_loop, epochs.automatic_optimization)
     owners += (trainer.strategy.precision_plugin, *trainer.optimizers)
-    wrapped = {name for each in owners for name, value in vars(each).items() if hasattr(value, "__wrapped__")}
+    wrapped = {name for owner in owners for name, value in vars(owner).items() if hasattr(value, "__wrapped__")}
     assert wrapped == {"step"}  # of the optimizer, by torch's scheduler
-    assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
+    assert not any(optimizer._optimizer_step_post_hooks for optimizer in trainer.optimizers)
 
 
 def test_tensorboard_finds_a_trace_of_each_cycle_named_as_torch_s_own_handler_names_it(rich, tmp_path):
@@ -189,7 +191,7 @@ def test_tensorboard_finds_a_trace_of_each_cycle_named_as_torch_s_own_handler_na
     torch.profiler.tensorboard_trace_handler(str(tmp_path), worker_name="rank0")(exporter)
     traces = sorted(folder.glob("*.pt.trace.json"))
     name = re.compile(r"\d{15,}")
-    assert [name.sub("TIME", each.name) for each in traces] == [name.sub("TIME", theirs[0])] * 2
+    assert [name.sub("TIME", trace.name) for trace in traces] == [name.sub("TIME", theirs[0])] * 2
     cycles = [folder / f"trace_cycle{number}.json" for number in (1, 2)]
     assert [path.read_bytes() for path in traces] == [path.read_bytes() for path in cycles]
     assert (folder / "chrome_trace.json").read_bytes() == cycles[1].read_bytes()
@@ -203,7 +205,7 @@ def test_a_validation_between_recorded_steps_is_marked_in_the_trace(tmp_path):
     val = DataLoader(Rows(BATCH, nobody), batch_size=BATCH)
     fit = profiled(tmp_path, given={"active_steps": 3}, val=val, val_check_interval=3)
     trace = read_trace(fit.callback.manager.folder / "trace.json")
-    marks = [trace.names[each] for each in trace.name.tolist()]
+    marks = [trace.names[index] for index in trace.name.tolist()]
     assert [marks.count(f"ProfilerStep#{number}") for number in (1, 2, 3)] == [1, 1, 1]
     assert marks.count("excluded: evaluation") == 1, "that after the step 2; that at the end was not recorded"
 
@@ -240,7 +242,7 @@ def test_a_resumed_fit_counts_on(tmp_path):
 def test_a_callback_can_serve_two_fits(tmp_path):
     callback = ProfilerCallback(True, tmp_path, 3, 0, 1, 1, 1, say=nobody)
     losses = [losses_of(LIGHTNING, callback, max_steps=steps) for steps in (3, 5)]
-    assert [len(each) for each in losses] == [3, 5]
+    assert [len(loss) for loss in losses] == [3, 5]
     assert read_stage_times(tmp_path / "Tiny").last_step == 4
     assert len(list((tmp_path / "Tiny").glob("*.pt.trace.json"))) == 2
 
@@ -277,7 +279,7 @@ def test_what_the_tensorboard_folder_cannot_take_is_said_once(tmp_path, bare, mo
     monkeypatch.setattr(callback_module, "publish_cycle", raising)
     fit = profiled(tmp_path, given={"repeat_cycles": 2, "schedule_every_n_steps": 3})
     assert fit.module.losses == bare
-    assert sum("no space left" in each for each in fit.said) == 1
+    assert sum("no space left" in line for line in fit.said) == 1
     assert "hook of trace_ready" in remarks_of(fit)
     assert (fit.callback.manager.folder / "op_stats.csv").stat().st_size > 0
 
@@ -285,8 +287,8 @@ def test_what_the_tensorboard_folder_cannot_take_is_said_once(tmp_path, bare, mo
 def test_without_reports_what_fails_is_said_and_nothing_else(tmp_path, monkeypatch):
     assert profiled(tmp_path / "sound", given={"reports": False}).said == []
     monkeypatch.setattr(torch.profiler.profile, "start", raising)
-    [told] = profiled(tmp_path / "broken", given={"reports": False}).said
-    assert told.startswith("trace: OSError: ") and "no space left" in told
+    [remark] = profiled(tmp_path / "broken", given={"reports": False}).said
+    assert remark.startswith("trace: OSError: ") and "no space left" in remark
 
 
 def test_a_fit_without_a_step_leaves_a_readable_folder_without_the_trace_of_an_earlier_fit(tmp_path, monkeypatch):
@@ -319,7 +321,7 @@ def test_a_start_that_fails_is_said_and_the_fit_goes_on(name, tmp_path, bare, mo
     monkeypatch.setattr(callback_module, name, raising)
     fit = profiled(tmp_path)
     assert fit.module.losses == bare
-    assert [each for each in fit.said if "no space left" in each] == fit.said and len(fit.said) == 1
+    assert [line for line in fit.said if "no space left" in line] == fit.said and len(fit.said) == 1
 
 
 def test_a_part_that_this_lightning_has_not_goes_unmarked(tmp_path, bare, monkeypatch):
@@ -331,7 +333,7 @@ def test_a_part_that_this_lightning_has_not_goes_unmarked(tmp_path, bare, monkey
     monkeypatch.setattr(Patches, "put", lacking)
     fit = profiled(tmp_path)
     assert fit.module.losses == bare
-    assert [each.what for each in fit.times.remarks] == ["stage h2d"]
+    assert [remark.what for remark in fit.times.remarks] == ["stage h2d"]
     assert "forward" in fit.order() and "h2d" not in fit.order()
 
 

@@ -14,7 +14,7 @@ from boundby.partition import Chain, ExecutionPlanner, Infeasible, Link, Links, 
 from boundby.partition.alternatives import baselines
 from boundby.partition.costs import Piece, costs_of, memory_table, stage_memory
 from boundby.partition.plan import ORDER_ONLY
-from boundby.partition.solver import Objective, optimum
+from boundby.partition.solver import Goal, Objective, optimum
 from tests import layer_profiles as profiles
 from tests import partition_cases as cases
 from tests.layer_profiles import layer, nested
@@ -34,9 +34,9 @@ def decoder(**fields: object) -> ModelProfile:
     """Return a small language model with tied embeddings; a mask goes into every block."""
     table = Storage("wte", 400, True)
     blocks = [
-        each
+        block
         for at in range(3)
-        for each in (
+        for block in (
             seen(f"model.h.{at}", (HIDDEN, MASK), bytes_self=64.0),
             seen(f"model.h.{at}.mlp.0", (HIDDEN,), storages=(Storage(f"mlp.{at}.0", 30, True),)),
             seen(f"model.h.{at}.mlp.1", (HIDDEN,), storages=(Storage(f"mlp.{at}.1", 20, True),)),
@@ -116,7 +116,7 @@ def test_units_are_blocks_and_what_stands_around_them_with_all_storages_and_time
     units, whole = made.units, profile.layers[0].host_inclusive_s
     assert [unit.name.removeprefix("model.") for unit in units] == ["wte", "h.0", "h.1", "h.2", "ln_f", "lm_head"]
     assert [unit.is_block for unit in units] == [False, True, True, True, False, False]
-    held = [" ".join(each.key for each in unit.storages) for unit in units]
+    held = [" ".join(storage.key for storage in unit.storages) for unit in units]
     assert held == ["positions wte", "mlp.0.0 mlp.0.1", "mlp.1.0 mlp.1.1 unused", "mlp.2.0 mlp.2.1", "", "wte"]
     assert whole and sum(unit.seconds for unit in units) == pytest.approx(whole.median)
     into_block = HIDDEN_BYTES + MASK_BYTES
@@ -160,12 +160,12 @@ def test_caches_and_activations_grow_with_the_batch_and_the_tokens_and_times_of_
         assert grown.storages == once.storages and grown.seconds == once.seconds
         for size in ("cut_bytes", "activation_peak_bytes", "kv_cache_bytes"):
             assert getattr(grown, size) == 3 * getattr(once, size)
-    plan, three = (each.generate_plan([gpu("a", 1e-5)]) for each in (planner, larger))
+    plan, three = (made.generate_plan([gpu("a", 1e-5)]) for made in (planner, larger))
     assert (plan.batch_size, plan.basis, three.batch_size, three.basis) == (1, "measured", 3, "assumed")
     held = plan.stages[0].memory_bytes
     most = (plan.stages[0].usable_bytes - held.weights) // (held.total - held.weights)
     assert plan.largest_batch == three.largest_batch == most > 3
-    assert "times those of the profiled batch of 1" in " ".join(three.doubts)
+    assert "times for the profiled batch of 1" in " ".join(three.doubts)
     for wrong, says in (
         ({"kv_cache_tokens": 4, "kv_cache_bytes": 4}, "are both given"),
         ({"batch_size": 0}, "batch_size is 0"),
@@ -178,7 +178,7 @@ def test_caches_and_activations_grow_with_the_batch_and_the_tokens_and_times_of_
 
 def test_what_is_not_known_of_a_unit_is_a_doubt():
     doubts = " ".join(units_of(decoder()).doubts)
-    assert "activation peak of 6 of 6 units is not known (cpu has no allocator statistics)" in doubts
+    assert "activation peak of 6 of 6 units is unknown (cpu has no allocator statistics)" in doubts
     assert "extra_live_bytes" in doubts
     assert "extra_live_bytes" not in " ".join(units_of(decoder(), extra_live_bytes=0).doubts)
     assert "the machine was busy" in units_of(decoder(doubts=("the machine was busy",))).doubts
@@ -189,17 +189,17 @@ def test_what_is_not_known_of_a_unit_is_a_doubt():
     )
     blind = profiles.model_profile(nested([layer(""), layer("a"), layer("b", calls=2.0)]))
     doubts = " ".join(units_of(blind).doubts)
-    assert "what a gives is not known" in doubts and "b is called 2 times per run" in doubts
+    assert "the output of 2 of 2 units is unknown (a first)" in doubts and "b is called 2 times per run" in doubts
 
 
 def test_the_longer_one_of_device_and_host_counts_and_known_activation_peaks_are_used():
     made = decoder()
     for seconds, expected in ((1.0, profiles.spread(1.0).median), (1e-9, units_of(made).units[1].seconds)):
         spread = profiles.spread(seconds)
-        layers = [structs.replace(each, device_inclusive_s=each.host_inclusive_s and spread) for each in made.layers]
+        layers = [structs.replace(layer, device_inclusive_s=layer.host_inclusive_s and spread) for layer in made.layers]
         assert units_of(structs.replace(made, layers=tuple(layers))).units[1].seconds == pytest.approx(expected)
     known = structs.replace(
-        made, layers=tuple(structs.replace(each, activation_peak_bytes=777) for each in made.layers)
+        made, layers=tuple(structs.replace(layer, activation_peak_bytes=777) for layer in made.layers)
     )
     assert {unit.activation_peak_bytes for unit in units_of(known).units} == {777}
     assert [unit.activation_peak_bytes for unit in units_of(made).units][:2] == [HIDDEN_BYTES, HIDDEN_BYTES]
@@ -213,7 +213,7 @@ def test_a_model_of_one_layer_is_one_unit_and_a_block_that_only_calls_its_layers
     stages = [layer(f"layers.{stage}", bytes_self=0.0) for stage in range(2)]
     names = [f"layers.{stage}.blocks.{at}" for stage in range(2) for at in range(2)]
     layers = [layer(""), *stages, *(layer(name, bytes_self=8.0) for name in names)]
-    layers.sort(key=lambda each: each.path)
+    layers.sort(key=lambda row: row.path)
     assert [unit.name for unit in units_of(profiles.model_profile(nested(layers))).units] == names
 
 
@@ -242,21 +242,22 @@ def test_the_plan_of_the_guide_puts_a_model_that_fits_on_one_node():
         assert ExecutionPlanner(metrics).generate_plan(nodes) == plan
     [stage] = plan.stages
     assert (stage.node, stage.basis, plan.basis, plan.transfers) == ("node_a", "measured", "measured", ())
-    assert "for a single request one node is best" in plan.notes[0]
+    assert "one node is fastest for a single request" in plan.notes[0]
     assert str(plan).startswith("PartitionPlan: 1 stage, latency of one request: ")
     assert "node_a (gpu): units 0 to 5, model.wte ... lm_head" in str(plan)
 
 
 def test_a_plan_says_who_holds_what():
-    made = Chain(chain(4, kv_cache_bytes=MB, activation_peak_bytes=5 * MB).units, input_bytes=77)
+    made = Chain(chain(4, kv_cache_bytes=MB, activation_peak_bytes=5 * MB).units, input_bytes=77, batch_size=2)
     plan = ExecutionPlanner(made, kind="gpu", inputs_in_flight=2).generate_plan(
         [gpu("a", 0.25, headroom=0), gpu("b", 0.3, headroom=0)], links=MEASURED
     )
-    assert [(each.node, each.units) for each in plan.stages] == [("a", ("h.0", "h.1")), ("b", ("h.2", "h.3"))]
+    assert [(stage.node, stage.units) for stage in plan.stages] == [("a", ("h.0", "h.1")), ("b", ("h.2", "h.3"))]
     held = plan.stages[1].memory_bytes
     assert (held.weights, held.kv_cache, held.activations, held.inputs_in_flight) == (200 * MB, 2 * MB, 5 * MB, 2000)
     assert plan.stages[0].memory_bytes.inputs_in_flight == 154
     assert held.free == 300 * MB - held.total
+    assert plan.largest_batch == 2 * (50 * MB) // (7 * MB + 154), "that of a, which has less room"
     [transfer] = plan.transfers
     assert (transfer.source, transfer.target, transfer.size_bytes, transfer.seconds) == ("a", "b", 1000, 1e-6)
     assert plan.latency_s == pytest.approx(0.040001) == plan.value_s and plan.period_s == pytest.approx(0.020)
@@ -322,17 +323,17 @@ def test_what_would_help_is_named_with_what_it_gains():
 
 def test_the_splits_of_others_are_shown_with_the_same_predictions():
     plan = ExecutionPlanner(chain(), kind="gpu").generate_plan([gpu("a", 0.35), gpu("b", 0.3)], "throughput", MEASURED)
-    found = {each.name: each for each in plan.alternatives}
-    assert list(found) == ["equal split", "split by memory", "greedy by bytes", "a alone", "b alone"]
-    assert found["equal split"].units == (("a", 2), ("b", 2)) and found["equal split"].value_s == plan.value_s
-    assert found["a alone"].value_s is None and "a lacks 85,000,000 bytes" in (found["a alone"].reason or "")
+    by_name = {alternative.name: alternative for alternative in plan.alternatives}
+    assert list(by_name) == ["equal split", "split by memory", "greedy by bytes", "a alone", "b alone"]
+    assert by_name["equal split"].units == (("a", 2), ("b", 2)) and by_name["equal split"].value_s == plan.value_s
+    assert by_name["a alone"].value_s is None and "a lacks 85,000,000 bytes" in (by_name["a alone"].reason or "")
 
 
 def test_the_splits_of_others_follow_their_rules():
     def units(count, *nodes):
         made = chain(count)
-        found = baselines(nodes, {node.name: made for node in nodes})
-        return {name: split and [(each.node, each.end - each.first) for each in split] for name, split in found}
+        splits = baselines(nodes, {node.name: made for node in nodes})
+        return {name: split and [(piece.node, piece.end - piece.first) for piece in split] for name, split in splits}
 
     three = units(7, gpu("a", 1), gpu("b", 2), gpu("c", 4))
     assert three["equal split"] == [(0, 3), (1, 2), (2, 2)]
@@ -373,7 +374,7 @@ def planned(nodes, *args, **options):
         (planned([gpu("a"), gpu("a")]), "'a' is given twice"),
         (planned([gpu("a")], "speed"), "'speed' is no objective"),
         (planned([gpu("a")], "requests", requests=0), "requests is 0"),
-        (planned([gpu("a")], links=Links(pairs={("a", "z"): Link(1)})), "a - z is of a node that is not there"),
+        (planned([gpu("a")], links=Links(pairs={("a", "z"): Link(1)})), "a - z names 'z'; the nodes are a"),
         (lambda: ExecutionPlanner(chain(seconds=float("nan")), kind="gpu").generate_plan([gpu("a")]), "is no time"),
     ],
 )
@@ -415,14 +416,14 @@ def mapped(case: Case) -> Split | None:
     room = {"cpu": 0} | {key: cases.room_bytes(node) for node, key in keys.items()}
     import accelerate
 
-    found = accelerate.infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Block"])
-    if "disk" in found.values():
+    device_map = accelerate.infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Block"])
+    if "disk" in device_map.values():
         return None
-    places = [found.get("", found.get(str(place))) for place in range(len(units))]
-    order = list(dict.fromkeys(places))
-    assert places == sorted(places, key=order.index), "a device has units that do not follow one another"
+    owners = [device_map.get("", device_map.get(str(unit))) for unit in range(len(units))]
+    order = list(dict.fromkeys(owners))
+    assert owners == sorted(owners, key=order.index), "a device has units that do not follow one another"
     nodes = {key: case.nodes.index(node) for node, key in keys.items()}
-    return tuple((nodes[key], places.index(key), places.index(key) + places.count(key)) for key in order)
+    return tuple((nodes[key], owners.index(key), owners.index(key) + owners.count(key)) for key in order)
 
 
 def test_the_plan_is_never_worse_than_the_map_of_accelerate():
@@ -437,7 +438,7 @@ def test_the_plan_is_never_worse_than_the_map_of_accelerate():
         if theirs is None or not cases.fits(case, theirs):
             continue
         costs = costs_of(case.nodes, chains, case.links, inputs_in_flight=case.inputs_in_flight)
-        mine = optimum(costs, objective, case.requests)
+        mine = optimum(costs, Goal(objective, case.requests))
         assert mine is not None and cases.fits(case, mine), seed
         my_rank, their_rank = cases.rank(case, objective, mine), cases.rank(case, objective, theirs)
         assert my_rank <= their_rank, seed

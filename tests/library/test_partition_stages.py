@@ -17,7 +17,7 @@ X = torch.arange(8.0).reshape(2, 4)
 
 
 def stages_of(model, plan, inputs):
-    return [cut_stage(model, plan, place, inputs, CPU) for place in range(len(plan.stages))]
+    return [cut_stage(model, plan, index, inputs, CPU) for index in range(len(plan.stages))]
 
 
 def output_of(stages, inputs):
@@ -61,7 +61,7 @@ def test_a_stage_has_the_weights_of_its_own_units_alone_and_tied_ones_are_on_bot
     model, inputs = small("gpt2")
     both = stages_of(model, plan_of(UNITS["gpt2"], 4), inputs)
     tied = model.lm_head.weight.nbytes
-    whole = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    whole = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     assert sum(stage.weight_bytes for stage in both) == whole + tied
     foreign = both[1].module.model.transformer.h[0].attn.c_attn.weight
     assert foreign.is_meta and both[1].module.model.lm_head.weight.data_ptr() == model.lm_head.weight.data_ptr()
@@ -135,12 +135,12 @@ def test_a_model_in_training_mode_or_compiled_is_refused():
 def test_a_stage_alone_is_run_without_torchrun_and_timed_by_the_clock_that_is_given():
     model, inputs = small("bert")
     ticks = itertools.count(0, 1000).__next__
-    found = run(model, plan_of(UNITS["bert"]), inputs, requests=5, singles=3, warmup=2, now=ticks)
-    assert torch.equal(found.outputs, whole_of(model, inputs))
-    measured = found.measured
+    staged = run(model, plan_of(UNITS["bert"]), inputs, requests=5, singles=3, warmup=2, now=ticks)
+    assert torch.equal(staged.outputs, whole_of(model, inputs))
+    measured = staged.measured
     [stage] = measured.stages
     assert (stage.compute.n, stage.busy_compute.n, stage.compute.median) == (3, 5, pytest.approx(1e-6))
-    assert stage.weight_bytes == sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    assert stage.weight_bytes == sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     assert stage.slowdown == 1 and measured.transfers == ()
     assert (measured.latency.median, measured.period.median) == (pytest.approx(1e-6), pytest.approx(2e-6))
     assert measured.last_finish_s == pytest.approx(9e-6) and measured.difference == 0

@@ -80,9 +80,9 @@ def test_a_launch_at_any_moment_divides_host_and_device(tmp_path, launched, caus
     ],
 )
 def test_what_the_launching_thread_does_names_the_cause(tmp_path, name, category, cause):
-    found = causes_of(tmp_path, *one_gap(event(name, 15, 20, category)))
-    assert found.pop("launch", 0) + found.pop(cause, 0) == 30
-    assert found == {"launch_latency": 15, "untraced": 5}
+    causes = causes_of(tmp_path, *one_gap(event(name, 15, 20, category)))
+    assert causes.pop("launch", 0) + causes.pop(cause, 0) == 30
+    assert causes == {"launch_latency": 15, "untraced": 5}
     inside = causes_of(tmp_path, *one_gap(event(name, 15, 20, category), event("aten::copy_", 20, 5)))
     without = causes_of(tmp_path, *one_gap(event("aten::copy_", 20, 5)))
     assert inside.get(cause, 0) - without.get(cause, 0) == (20 if cause != "launch" else 0)
@@ -145,7 +145,7 @@ def test_the_main_thread_is_in_python_from_its_first_to_its_last_event(tmp_path)
 
 
 def test_python_is_named_from_a_length_on_that_lies_between_no_two_operators(tmp_path):
-    def found(length: float) -> dict[str, int]:
+    def causes_after(length: float) -> dict[str, int]:
         return causes_of(
             tmp_path,
             step(1, 0, 1000),
@@ -156,8 +156,8 @@ def test_python_is_named_from_a_length_on_that_lies_between_no_two_operators(tmp
             work(25 + length, 975 - length, 71),
         )
 
-    assert found(199) == {"launch": 5 + 199, "launch_latency": 1 + 10}
-    assert found(200) == {"launch": 5, "python": 200, "launch_latency": 1 + 10}
+    assert causes_after(199) == {"launch": 5 + 199, "launch_latency": 1 + 10}
+    assert causes_after(200) == {"launch": 5, "python": 200, "launch_latency": 1 + 10}
 
 
 @pytest.mark.parametrize("name", ["metrics", "DistributedDataParallel.forward"])
@@ -168,7 +168,7 @@ def test_a_range_of_the_user_with_nothing_in_it_is_python_by_its_name(tmp_path, 
 
 
 def test_a_long_launching_call_is_loading_at_first_and_then_a_driver_that_is_held(tmp_path):
-    usual = [each for k in range(9) for each in (call(10 * k, 5, k), work(10 * k + 6, 3, k))]
+    usual = [item for k in range(9) for item in (call(10 * k, 5, k), work(10 * k + 6, 3, k))]
     slow = [call(100, 505, 50), work(610, 10, 50, name="conv")]
     again = [call(700, 505, 51), work(1210, 10, 51, name="conv")]
     held = [event("cudaHostAlloc", 690, 510, "cuda_runtime", tid=5)]
@@ -180,8 +180,8 @@ def test_a_long_launching_call_is_loading_at_first_and_then_a_driver_that_is_hel
 
 def test_the_call_that_starts_the_device_is_no_allocation(tmp_path):
     start = event("cudaFree", 10, 60_000, "cuda_runtime")
-    found = causes_of(tmp_path, step(1, 0, 60_100), start, call(60_020, 5, 70), work(60_030, 70, 70))
-    assert found == {"loading": 60_000, "launch": 20, "launch_latency": 10}
+    causes = causes_of(tmp_path, step(1, 0, 60_100), start, call(60_020, 5, 70), work(60_030, 70, 70))
+    assert causes == {"loading": 60_000, "launch": 20, "launch_latency": 10}
 
 
 def test_overlapping_streams_are_busy_once(tmp_path):
@@ -238,8 +238,8 @@ def test_a_wait_for_another_stream_is_told_where_the_trace_tells_of_it(tmp_path,
 def test_a_wait_before_the_work_before_it_was_launched_is_over(tmp_path):
     early = event("cudaStreamWaitEvent", 0.5, 0.25, "cuda_runtime")
     late = [call(5, 0.5, 75), work(10, 0.5, 75, stream=20)]
-    found = causes_of(tmp_path, *waiting(early))
-    assert found == {"launch_latency": 10, "stream_wait": 40}
+    causes = causes_of(tmp_path, *waiting(early))
+    assert causes == {"launch_latency": 10, "stream_wait": 40}
     (device,) = analysis_of(tmp_path, *waiting(early), *late).devices
     assert device.causes_ns["stream_wait"] == 0
 
@@ -314,12 +314,12 @@ def test_the_others_are_told_to_wait_for_the_slow_rank_and_that_one_is_not(tmp_p
         (tmp_path / f"rank{rank}.json").write_text(text(machine, rank))
     examination = examine([tmp_path])
     assert examination.slowest == slow
-    for rank, each in enumerate(examination.traces):
-        kinds = [gain.fix.kind for gain in each.verdict.gains]
+    for rank, trace in enumerate(examination.traces):
+        kinds = [gain.fix.kind for gain in trace.verdict.gains]
         if rank == slow:
-            assert "wait_less" not in kinds and each.waits_ns == 0
+            assert "wait_less" not in kinds and trace.waits_ns == 0
         else:
-            first = each.verdict.gains[0]
+            first = trace.verdict.gains[0]
             assert (first.fix.kind, dict(first.fix.settings)) == ("wait_less", {"rank": slow})
             true = machine.length(rank) / played(cases()[name].program, "straggler").length(rank)
             assert first.at_most >= 0.95 * true
@@ -327,7 +327,7 @@ def test_the_others_are_told_to_wait_for_the_slow_rank_and_that_one_is_not(tmp_p
 
 def collected(*steps: tuple[int, ...]) -> Collectives:
     durations = np.array([duration for step in steps for duration in step])
-    places = np.array([place for place, step in enumerate(steps) for _ in step])
+    places = np.array([index for index, step in enumerate(steps) for _ in step])
     return Collectives(("all_reduce",), np.zeros(len(durations), dtype=np.int64), places, durations)
 
 
@@ -354,13 +354,13 @@ def test_places_are_in_the_order_of_threads_and_then_of_moments(scale):
     threads = [-1, 0, 1, 2**20 - 1]
     moments = np.array([-1, 0, 3, 4, 5, 8, 9, 10]) * scale
     lanes = Lanes(2**20, MOMENTS * scale)
-    places = [lanes.place(thread, moments) for thread in threads]
-    assert all((np.diff(each) >= 0).all() for each in places)
-    assert all(before.max() < after.min() for before, after in zip(places, places[1:], strict=False))
-    for each in places[1:]:
-        known = lanes.moments(each[[2, 4, 6]])
+    positions = [lanes.position(thread, moments) for thread in threads]
+    assert all((np.diff(position) >= 0).all() for position in positions)
+    assert all(before.max() < after.min() for before, after in zip(positions, positions[1:], strict=False))
+    for position in positions[1:]:
+        known = lanes.moments(position[[2, 4, 6]])
         assert known.tolist() == [3 * scale, 5 * scale, 9 * scale]
-        assert each[2] <= each[3] < each[4] <= each[5] < each[6] == each[7]
+        assert position[2] <= position[3] < position[4] <= position[5] < position[6] == position[7]
 
 
 OTHERS = [event("other", 1, 1, tid=100 + k) for k in range(20)]
@@ -370,7 +370,10 @@ OTHERS = [event("other", 1, 1, tid=100 + k) for k in range(20)]
 def test_threads_are_told_apart_however_far_apart_their_events_are(tmp_path, last):
     events = [event("outer", 0, 10, tid=1), event("inner", 2, 3, tid=1), event("alone", 1, 10, tid=2)]
     events += [event("last", last, 4.5, tid=3)]
-    stats = {each.name: (each.calls, each.cpu_self_ns) for each in analysis_of(tmp_path, *events, *OTHERS).operators}
+    stats = {
+        operator.name: (operator.calls, operator.cpu_self_ns)
+        for operator in analysis_of(tmp_path, *events, *OTHERS).operators
+    }
     expected = {"outer": (1, 7000), "inner": (1, 3000), "alone": (1, 10_000), "last": (1, 4500)}
     assert stats == expected | {"other": (20, 20_000)}
 
@@ -379,7 +382,7 @@ def test_threads_are_told_apart_however_far_apart_their_events_are(tmp_path, las
 def test_one_thread_whose_events_overlap_leaves_the_others_as_they_are(tmp_path, last):
     events = [event("outer", 0, 10, tid=1), event("inner", 2, 3, tid=1)]
     events += [event("early", 1, 5, tid=2), event("late", 4, 6, tid=2), event("last", last, 4.5, tid=3)]
-    stats = {each.name: each.cpu_self_ns for each in analysis_of(tmp_path, *events, *OTHERS).operators}
+    stats = {operator.name: operator.cpu_self_ns for operator in analysis_of(tmp_path, *events, *OTHERS).operators}
     assert stats == {"outer": 7000, "inner": 3000, "early": 3000, "late": 6000, "last": 4500, "other": 20_000}
 
 
@@ -389,7 +392,7 @@ def test_what_a_launching_thread_does_not_tell_the_main_one_does(tmp_path, last)
     events += [event("enumerate(DataLoader)#_SingleProcess.__next__", 10, 40, tid=1), event("aten::mm", 30, 60, tid=2)]
     events += [event("aten::add", last + 100 - 0.5 * k, 0.1, tid=1) for k in range(9)]
     (device,) = analysis_of(tmp_path, *events, *OTHERS).devices
-    assert (99_000, "launch") in [(each.duration_ns, each.cause) for each in device.longest_gaps]
+    assert (99_000, "launch") in [(gap.duration_ns, gap.cause) for gap in device.longest_gaps]
     assert device.causes_ns["input"] == 20_000
 
 
@@ -432,9 +435,7 @@ EVENTS = (
     work(20, 10, 70),
     {"ph": "M", "name": "process_labels", "args": {"labels": [{}, {}]}},
     event("[memory]", 6, 0, Bytes=64, Device_Type=1, Device_Id=0) | {"ph": "i"},
-    {"ph": "B", "name": "span", "cat": "cpu_op", "pid": 1, "tid": 9, "ts": 11},
     event("aten::add", 12, 3, tid="a thread"),
-    {"ph": "E", "name": "span", "cat": "cpu_op", "pid": 1, "tid": 9, "ts": 31},
     call(40, 5, 71, "cudaMemcpyAsync"),
     work(60, 1.25, 71, name="Memcpy HtoD (Pinned -> Device)", category="gpu_memcpy", stream=0),
 )
@@ -455,7 +456,7 @@ def layouts() -> dict[str, bytes]:
 
 
 def rows_of(trace: Trace) -> list[tuple]:
-    """Return what the trace tells of each event; spans with a begin and an end may stand anywhere among them."""
+    """Return what the trace says of each event."""
     texts = {
         "name": trace.names,
         "category": trace.categories,
@@ -472,8 +473,8 @@ def rows_of(trace: Trace) -> list[tuple]:
 
 def whole_of(trace: Trace) -> tuple:
     memory = {name: column.tolist() for name, column in asdict(trace.memory).items() if name != "thread"}
-    said = trace.base_ns, trace.rank, trace.world_size, trace.device_names, trace.faults
-    return said, memory, rows_of(trace)
+    facts = trace.base_ns, trace.rank, trace.world_size, trace.device_names, trace.faults
+    return facts, memory, rows_of(trace)
 
 
 @pytest.mark.parametrize("layout", layouts())
@@ -481,14 +482,14 @@ def test_says_the_same_in_whatever_pieces_the_file_is_read(tmp_path, monkeypatch
     path = tmp_path / "trace.json"
     path.write_bytes(layouts()[layout])
     whole = read_trace(path)
-    assert (whole.faults, len(whole.name)) == ((), 12)
+    assert (whole.faults, len(whole.name)) == ((), 11)
     wanted = whole_of(whole)
     if layout != "array":
         assert (whole.rank, whole.world_size, whole.device_names) == (3, 8, ("NVIDIA A100", "NVIDIA A100"))
     wrong = {}
     for piece in (*range(1, 64, 6), *range(64, len(layouts()[layout]) + 2, 47)):
         monkeypatch.setattr(source, "PIECE_BYTES", piece)
-        found = read_trace(path)
-        if whole_of(found) != wanted:
-            wrong[piece] = (len(found.name), found.rank, found.faults)
+        trace = read_trace(path)
+        if whole_of(trace) != wanted:
+            wrong[piece] = (len(trace.name), trace.rank, trace.faults)
     assert wrong == {}

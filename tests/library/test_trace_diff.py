@@ -26,63 +26,63 @@ def loop(folder, lengths, *, kernel="gemm", kernel_us=100.0, shapes="[[8]]"):
     return analysis_of(folder, *events)
 
 
-def only(found: Diff, name: str):
-    [change] = [each for each in (*found.operators, *found.kernels) if each.name == name]
+def only(result: Diff, name: str):
+    [change] = [operator for operator in (*result.operators, *result.kernels) if operator.name == name]
     return change
 
 
 def test_equal_traces_do_not_differ(tmp_path):
-    found = diff(loop(tmp_path, [500, 510, 520]), loop(tmp_path, [500, 510, 520]))
-    assert found.is_per_step and found.group_by == "shapes" and found.is_beyond_spread is False
-    assert [each.weight for each in (*found.operators, *found.kernels)] == [0, 0]
-    assert {each.change_ns for each in (*found.busy, *found.idle)} == {0}
+    difference = diff(loop(tmp_path, [500, 510, 520]), loop(tmp_path, [500, 510, 520]))
+    assert difference.is_per_step and difference.group_by == "shapes" and difference.is_beyond_spread is False
+    assert [operator.weight for operator in (*difference.operators, *difference.kernels)] == [0, 0]
+    assert {item.change_ns for item in (*difference.busy, *difference.idle)} == {0}
 
 
 def test_amounts_are_per_step_where_both_traces_have_steps(tmp_path):
-    found = diff(loop(tmp_path, [500] * 3), loop(tmp_path, [500] * 6, kernel_us=150))
-    kernel = only(found, "gemm")
+    difference = diff(loop(tmp_path, [500] * 3), loop(tmp_path, [500] * 6, kernel_us=150))
+    kernel = only(difference, "gemm")
     assert kernel.a == Amount(1.0, pytest.approx(100_000), pytest.approx(100_000), None)
     assert kernel.b == Amount(1.0, pytest.approx(150_000), pytest.approx(150_000), None)
     assert kernel.difference("device_total_ns") == pytest.approx(50_000)
     assert kernel.difference("calls") == 0
-    operator = only(found, "aten::mm")
+    operator = only(difference, "aten::mm")
     assert operator.difference("cpu_self_ns") == pytest.approx(0)
     assert operator.difference("device_self_ns") == pytest.approx(50_000)
-    compute = next(each for each in found.busy if each.name == "compute")
+    compute = next(item for item in difference.busy if item.name == "compute")
     assert (compute.a_ns, compute.b_ns) == (pytest.approx(100_000), pytest.approx(150_000))
-    assert sum(each.change_ns for each in found.idle) == pytest.approx(-50_000)
+    assert sum(item.change_ns for item in difference.idle) == pytest.approx(-50_000)
 
 
 def test_without_steps_in_one_trace_amounts_are_totals(tmp_path):
     plain = analysis_of(tmp_path, event("aten::mm", 0, 40), call(5, 10, 1), work(60, 100, 1))
-    found = diff(plain, loop(tmp_path, [500] * 3, shapes=None))
-    assert not found.is_per_step
-    assert only(found, "gemm").difference("device_total_ns") == 200_000
-    assert only(found, "gemm").difference("calls") == 2
-    assert (found.step_a, found.is_beyond_spread) == (None, None)
-    assert found.step_b == StepSpread(3, 500_000, 500_000, 500_000)
+    difference = diff(plain, loop(tmp_path, [500] * 3, shapes=None))
+    assert not difference.is_per_step
+    assert only(difference, "gemm").difference("device_total_ns") == 200_000
+    assert only(difference, "gemm").difference("calls") == 2
+    assert (difference.step_a, difference.is_beyond_spread) == (None, None)
+    assert difference.step_b == StepSpread(3, 500_000, 500_000, 500_000)
 
 
 def test_what_one_trace_lacks_has_one_side(tmp_path):
-    found = diff(loop(tmp_path, [500] * 3, kernel="old"), loop(tmp_path, [500] * 3, kernel="new"))
-    assert only(found, "old").b is None
-    assert only(found, "new").a is None
-    assert only(found, "old").difference("device_total_ns") == pytest.approx(-100_000)
-    assert only(found, "new").difference("device_total_ns") == pytest.approx(100_000)
-    assert only(found, "new").difference("cpu_self_ns") is None
+    difference = diff(loop(tmp_path, [500] * 3, kernel="old"), loop(tmp_path, [500] * 3, kernel="new"))
+    assert only(difference, "old").b is None
+    assert only(difference, "new").a is None
+    assert only(difference, "old").difference("device_total_ns") == pytest.approx(-100_000)
+    assert only(difference, "new").difference("device_total_ns") == pytest.approx(100_000)
+    assert only(difference, "new").difference("cpu_self_ns") is None
 
 
 def test_other_shapes_are_another_operator(tmp_path):
-    found = diff(loop(tmp_path, [500] * 3, shapes="[[8]]"), loop(tmp_path, [500] * 3, shapes="[[16]]"))
-    sides = {(each.input_shapes, each.a is None, each.b is None) for each in found.operators}
+    difference = diff(loop(tmp_path, [500] * 3, shapes="[[8]]"), loop(tmp_path, [500] * 3, shapes="[[16]]"))
+    sides = {(operator.input_shapes, operator.a is None, operator.b is None) for operator in difference.operators}
     assert sides == {("[[8]]", False, True), ("[[16]]", True, False)}
 
 
 def test_operators_match_by_name_where_a_trace_lacks_shapes(tmp_path):
     two_shapes = [event("aten::mm", 0, 40, Input_Dims=[[8]]), event("aten::mm", 50, 20, Input_Dims=[[16]])]
-    found = diff(analysis_of(tmp_path, *two_shapes), analysis_of(tmp_path, event("aten::mm", 0, 50)))
-    [change] = found.operators
-    assert found.group_by == "name"
+    difference = diff(analysis_of(tmp_path, *two_shapes), analysis_of(tmp_path, event("aten::mm", 0, 50)))
+    [change] = difference.operators
+    assert difference.group_by == "name"
     assert (change.name, change.input_shapes) == ("aten::mm", None)
     assert change.a == Amount(2.0, None, None, 60_000.0)
     assert change.difference("cpu_self_ns") == -10_000
@@ -90,11 +90,11 @@ def test_operators_match_by_name_where_a_trace_lacks_shapes(tmp_path):
 
 def test_device_time_is_unknown_where_a_trace_has_no_device(tmp_path):
     with_device = analysis_of(tmp_path, event("aten::mm", 0, 40), call(5, 10, 1), work(60, 100, 1))
-    found = diff(analysis_of(tmp_path, event("aten::mm", 0, 50)), with_device)
-    change = only(found, "aten::mm")
+    difference = diff(analysis_of(tmp_path, event("aten::mm", 0, 50)), with_device)
+    change = only(difference, "aten::mm")
     assert change.difference("device_total_ns") is None
     assert change.weight == 10_000
-    kinds = {each.name: (each.a_ns, each.b_ns) for each in found.busy}
+    kinds = {item.name: (item.a_ns, item.b_ns) for item in difference.busy}
     assert kinds["operators"] == (50_000, None)
     assert kinds["compute"] == (None, 100_000)
 
@@ -114,11 +114,11 @@ def test_the_change_of_the_step_is_held_against_the_spread_of_the_steps(tmp_path
 
 def test_the_largest_changes_come_first_whichever_way_they_go(tmp_path):
     names = ["aten::a", "aten::b", "aten::c"]
-    first = [event(name, 100 * place, 50) for place, name in enumerate(names)]
+    first = [event(name, 100 * index, 50) for index, name in enumerate(names)]
     changes = zip(names, (5, -30, 10), strict=True)
-    second = [event(name, 100 * place, 50 + change) for place, (name, change) in enumerate(changes)]
-    found = diff(analysis_of(tmp_path, *first), analysis_of(tmp_path, *second))
-    ranked = [(each.name, each.difference("cpu_self_ns")) for each in found.operators]
+    second = [event(name, 100 * index, 50 + change) for index, (name, change) in enumerate(changes)]
+    difference = diff(analysis_of(tmp_path, *first), analysis_of(tmp_path, *second))
+    ranked = [(operator.name, operator.difference("cpu_self_ns")) for operator in difference.operators]
     assert ranked == [("aten::b", -30_000), ("aten::c", 10_000), ("aten::a", 5_000)]
 
 
@@ -130,10 +130,10 @@ def job(folder, *, steps=4, batch=8, copies=1, device="NVIDIA H100", kind="float
     folder.mkdir(exist_ok=True)
     header = {"deviceProperties": [{"name": device}]} | header
     events, number = [], 100
-    events += [work(2 * place, 2, 900 + place, name="early") for place in range(lost)]
-    for place in range(steps):
-        at = 1000 * place
-        events += [step(place, at, 1000), event("train.py(42): step", at, 900, "python_function")]
+    events += [work(2 * index, 2, 900 + index, name="early") for index in range(lost)]
+    for index in range(steps):
+        at = 1000 * index
+        events += [step(index, at, 1000), event("train.py(42): step", at, 900, "python_function")]
         names = [("aten::mm", "gemm", 300)] + [("aten::copy_", "copy_kernel", 20)] * copies
         for name, kernel, length in names:
             number += 1
@@ -147,7 +147,7 @@ def job(folder, *, steps=4, batch=8, copies=1, device="NVIDIA H100", kind="float
 def host_only(folder):
     folder.mkdir()
     return analysis_of(
-        folder, *(each for k in range(4) for each in (step(k, 1000 * k, 1000), event("aten::mm", 1000 * k, 9)))
+        folder, *(item for k in range(4) for item in (step(k, 1000 * k, 1000), event("aten::mm", 1000 * k, 9)))
     )
 
 
@@ -156,38 +156,38 @@ def test_two_traces_of_one_kind_are_compared_without_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "other", "said"),
+    ("kind", "other", "text"),
     [
         ("device", {"device": "AMD Instinct MI300X"}, "A ran on NVIDIA H100, B on AMD Instinct MI300X"),
         ("ranks", {"distributedInfo": {"rank": 0, "world_size": 8}}, "A is of a job of 1 rank(s), B of 8"),
         ("steps", {"steps": 6}, "A holds 4 step(s), B 6 step(s)"),
-        ("shapes", {"batch": 16}, "mostly 8 in A where it is 16 in B: aten::mm takes [[8, 64], [64, 32]] in A"),
+        ("shapes", {"batch": 16}, "inputs have other sizes: aten::mm takes [[8, 64], [64, 32]] in A"),
         ("types", {"kind": "c10::Half"}, "operators of A take float, those of B Half"),
-        ("backlog", {"lost": 12}, "12 pieces of work of B (0.0 ms) were launched before its recording began"),
+        ("backlog", {"lost": 12}, "12 device operations of B (0.0 ms) were launched before its recording began"),
     ],
 )
-def test_what_makes_two_traces_unlike_is_told_by_kind(tmp_path, kind, other, said):
+def test_what_makes_two_traces_unlike_is_told_by_kind(tmp_path, kind, other, text):
     (unlike,) = diff(job(tmp_path / "a"), job(tmp_path / "b", **other)).unlike
-    assert (unlike.kind, said in unlike.text) == (kind, True)
+    assert (unlike.kind, text in unlike.text) == (kind, True)
 
 
 def test_two_ranks_of_one_job_and_a_host_alone_are_unlike(tmp_path):
     ranks = [job(tmp_path / f"{rank}", distributedInfo={"rank": rank, "world_size": 2}) for rank in (0, 1)]
-    assert [each.kind for each in diff(*ranks).unlike] == ["ranks"]
-    assert "host_only" in [each.kind for each in diff(ranks[0], host_only(tmp_path / "host")).unlike]
+    assert [item.kind for item in diff(*ranks).unlike] == ["ranks"]
+    assert "host_only" in [item.kind for item in diff(ranks[0], host_only(tmp_path / "host")).unlike]
 
 
 def test_work_from_before_the_recording_is_not_in_the_amounts(tmp_path):
-    found = diff(job(tmp_path / "a"), job(tmp_path / "b", lost=12))
-    assert "early" not in [each.name for each in found.kernels]
-    assert {each.difference("calls") for each in found.kernels} == {0.0}
+    difference = diff(job(tmp_path / "a"), job(tmp_path / "b", lost=12))
+    assert "early" not in [kernel.name for kernel in difference.kernels]
+    assert {kernel.difference("calls") for kernel in difference.kernels} == {0.0}
 
 
 @pytest.mark.parametrize("group_by", ["name", "shapes"])
 def test_operators_are_matched_by_what_was_asked_for(tmp_path, group_by):
-    found = diff(job(tmp_path / "a"), job(tmp_path / "b", batch=16), group_by=group_by)
-    assert found.group_by == group_by
-    assert all((each.only_in is None) == (group_by == "name") for each in found.operators)
+    difference = diff(job(tmp_path / "a"), job(tmp_path / "b", batch=16), group_by=group_by)
+    assert difference.group_by == group_by
+    assert all((operator.only_in is None) == (group_by == "name") for operator in difference.operators)
 
 
 def test_the_change_is_traced_to_who_made_it_and_who_called_that(tmp_path):
@@ -195,8 +195,8 @@ def test_the_change_is_traced_to_who_made_it_and_who_called_that(tmp_path):
     for name, copies in (("a", 1), ("b", 5)):
         sides.append(job(tmp_path / name, copies=copies))
         called_by.append(callers(read_trace(tmp_path / name / "trace.json")))
-    found = diff(*sides, group_by="name", called_by=tuple(called_by))
-    part = next(each for each in found.parts if each.name == "compute")
+    difference = diff(*sides, group_by="name", called_by=tuple(called_by))
+    part = next(item for item in difference.parts if item.name == "compute")
     assert part.change_ns == pytest.approx(80_000)
     by = part.contributor
     assert (by.name, by.change_ns, by.calls_change) == ("aten::copy_", pytest.approx(80_000), pytest.approx(4))
@@ -213,18 +213,21 @@ def real():
 
 def test_real_changes_add_up_and_turn_their_sign_with_the_sides(real):
     for a, b in itertools.combinations(real, 2):
-        found, turned = diff(a, b), diff(b, a)
+        result, turned = diff(a, b), diff(b, a)
         spent = [
-            sum(each.total_ns for each in side.kernels) - sum(each.total_ns for each in side.backlog) for side in (a, b)
+            sum(kernel.total_ns for kernel in side.kernels) - sum(item.total_ns for item in side.backlog)
+            for side in (a, b)
         ]
         whole = [total / len(side.step_numbers) for total, side in zip(spent, (a, b), strict=True)]
-        changes = [each.difference("device_total_ns") for each in found.kernels]
+        changes = [kernel.difference("device_total_ns") for kernel in result.kernels]
         assert sum(changes) == pytest.approx(whole[1] - whole[0])
         step_ns = [side.window_ns / len(side.step_numbers) for side in (a, b)]
-        assert sum(each.change_ns for each in (*found.busy, *found.idle)) == pytest.approx(step_ns[1] - step_ns[0])
+        assert sum(item.change_ns for item in (*result.busy, *result.idle)) == pytest.approx(step_ns[1] - step_ns[0])
         for quantity in ("calls", "cpu_self_ns", "device_self_ns"):
-            back = {(each.name, each.input_shapes): each.difference(quantity) for each in turned.operators}
-            for each in found.operators:
-                assert each.difference(quantity) == pytest.approx(-back[each.name, each.input_shapes])
-        weights = [each.weight for each in found.operators]
+            back = {
+                (operator.name, operator.input_shapes): operator.difference(quantity) for operator in turned.operators
+            }
+            for operator in result.operators:
+                assert operator.difference(quantity) == pytest.approx(-back[operator.name, operator.input_shapes])
+        weights = [operator.weight for operator in result.operators]
         assert weights == sorted(weights, reverse=True)

@@ -21,25 +21,25 @@ CUT_US, LENGTH_US = 1500.0, 700.0  # where the evaluation is, and how long it ta
 
 def steps() -> list[dict]:
     """Return two steps of 1 ms, on the host and on a device, inside one Python frame."""
-    found = [python_frame("train.py(1): train", 0, 2000, 1, None), step(1, 0, 1000), step(2, 1000, 1000)]
+    events = [python_frame("train.py(1): train", 0, 2000, 1, None), step(1, 0, 1000), step(2, 1000, 1000)]
     for number, begin in enumerate((0.0, 1000.0)):
-        found += [
+        events += [
             event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, 200, "user_annotation"),
             event("aten::mm", begin + 300, 100),
             call(begin + 350, 10, number + 1),
             work(begin + 400, 80, number + 1),
             event("aten::add", begin + 600, 50),
         ]
-    return found
+    return events
 
 
 def with_evaluation() -> list[dict]:
     """Return the same steps with an evaluation in the second one, inside which a forward runs."""
-    later = [each | {"ts": each["ts"] + LENGTH_US} if each["ts"] >= CUT_US else each for each in steps()]
+    later = [mark | {"ts": mark["ts"] + LENGTH_US} if mark["ts"] >= CUT_US else mark for mark in steps()]
     held = []
-    for each in later:
-        holds = each["ts"] < CUT_US < each["ts"] + each["dur"]
-        held.append(each | {"dur": each["dur"] + LENGTH_US} if holds else each)
+    for item in later:
+        holds = item["ts"] < CUT_US < item["ts"] + item["dur"]
+        held.append(item | {"dur": item["dur"] + LENGTH_US} if holds else item)
     evaluation = [
         event("excluded: evaluation", CUT_US, LENGTH_US, "user_annotation"),
         event("aten::mm", CUT_US + 100, 300),
@@ -56,7 +56,7 @@ def comparable(analysis: Analysis) -> dict[str, Any]:
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 def test_the_analysis_is_that_of_the_same_steps_without_it(tmp_path, on_device):
     def analysis_of(events):
-        chosen = [each for each in events if on_device or each["cat"] not in ("kernel", "cuda_runtime")]
+        chosen = [record for record in events if on_device or record["cat"] not in ("kernel", "cuda_runtime")]
         return analyze(read_trace(traces.write(tmp_path, *chosen)))
 
     expected = analysis_of(steps())
@@ -135,7 +135,7 @@ def in_stages(manager: ProfilerManager) -> None:
 
 
 def calls_of(folder: Path) -> dict[str, int]:
-    return {each.name: each.calls for each in analyze(read_trace(folder / "trace.json")).operators}
+    return {operator.name: operator.calls for operator in analyze(read_trace(folder / "trace.json")).operators}
 
 
 @pytest.mark.parametrize("between", [excluded_by_marks, excluded_twice])
@@ -160,7 +160,7 @@ def test_an_exclusion_that_never_ends_ends_with_its_step(tmp_path):
     trace = read_trace(tmp_path / "trace.json")
     ends = {trace.names[name]: end for name, end in zip(trace.name, trace.start_ns + trace.duration_ns, strict=True)}
     assert ends["excluded: evaluation"] <= ends["ProfilerStep#2"]
-    assert [trace.names[each] for each in trace.name].count("excluded: evaluation") == 2
+    assert [trace.names[item] for item in trace.name].count("excluded: evaluation") == 2
 
 
 def test_what_another_thread_excludes_is_no_part_of_the_loop_that_is_cut(tmp_path):
@@ -175,11 +175,11 @@ def test_what_another_thread_excludes_is_no_part_of_the_loop_that_is_cut(tmp_pat
 
 def test_no_hook_of_ours_is_told_of_stages_outside_of_a_recording(tmp_path):
     manager = ProfilerManager(tmp_path, device=torch.device("cpu"), schedule=Schedule(1, 1, 1))
-    told = []
+    watched = []
     assert manager.timer.hooks.watch_stages is False
     with manager:
         for _ in range(5):
-            told.append(manager.timer.hooks.watch_stages)
+            watched.append(manager.timer.hooks.watch_stages)
             forward()
             manager.step()
-    assert told == [False, True, True, False, False]
+    assert watched == [False, True, True, False, False]

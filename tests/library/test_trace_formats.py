@@ -14,7 +14,7 @@ from tests.traces import analysis_of, call, event, step, work, write
 
 EVENTS = [step(1, 0, 100), event("aten::mm", 1, 8), call(2, 1, 70), work(10, 20, 70), call(40, 1, 71), work(60, 20, 71)]
 TEXT = json.dumps({"schemaVersion": 1, "traceEvents": EVENTS}).encode()
-NAMES = [each["name"] for each in EVENTS]
+NAMES = [record["name"] for record in EVENTS]
 
 
 def names_of(trace: Trace) -> list[str]:
@@ -103,7 +103,7 @@ def test_streams_that_are_told_by_addresses_stay_apart(tmp_path):
         kernel["args"]["stream"] = stream
     trace = read_trace(write(tmp_path, *kernels))
     assert len(set(trace.stream.tolist())) == 3
-    assert not [each for each in analyze(trace).findings if each.kind == "overlap"]
+    assert not [finding for finding in analyze(trace).findings if finding.kind == "overlap"]
 
 
 # ROCm
@@ -153,24 +153,24 @@ def test_work_from_before_the_recording_is_named_so_and_not_fatal(tmp_path):
     analysis = analysis_of(tmp_path, *backlogged(20))
     (finding,) = analysis.findings
     assert (finding.kind, finding.is_fatal) == ("backlog", False)
-    assert finding.text.startswith("the first 20 pieces of work")
-    assert [(each.name, each.calls, each.total_ns) for each in analysis.backlog] == [("early", 20, 200_000)]
+    assert finding.text.startswith("the first 20 device operations")
+    assert [(item.name, item.calls, item.total_ns) for item in analysis.backlog] == [("early", 20, 200_000)]
 
 
 def test_work_without_its_launch_in_the_midst_of_a_trace_is_no_backlog(tmp_path):
     lost = [work(600 + 10 * number, 5, 900 + number) for number in range(10)]
     analysis = analysis_of(tmp_path, *backlogged(0), *lost)
-    assert [(each.kind, each.is_fatal) for each in analysis.findings] == [("orphaned", True)]
+    assert [(finding.kind, finding.is_fatal) for finding in analysis.findings] == [("orphaned", True)]
     assert analysis.backlog == ()
 
 
 def test_without_any_launch_nothing_is_called_backlog(tmp_path):
     analysis = analysis_of(tmp_path, step(1, 0, 100), event("aten::mm", 1, 2), work(5, 10, 1), work(20, 10, 2))
-    assert [(each.kind, each.is_fatal) for each in analysis.findings] == [("orphaned", True)]
+    assert [(finding.kind, finding.is_fatal) for finding in analysis.findings] == [("orphaned", True)]
 
 
 def test_a_recording_without_steps_is_read(tmp_path):
-    analysis = analysis_of(tmp_path, *(each for each in sound(20) if "Step" not in each["name"]))
+    analysis = analysis_of(tmp_path, *(item for item in sound(20) if "Step" not in item["name"]))
     assert (analysis.step_numbers, analysis.findings, analysis.is_conclusive) == ((), (), True)
     assert analysis.devices[0].busy_ns == 80_000
 
@@ -199,7 +199,7 @@ def test_a_trace_without_operators_gets_no_verdict(tmp_path):
 
 def test_a_recording_of_the_device_alone_says_so(tmp_path):
     analysis = analysis_of(tmp_path, *(work(10 * number, 5, number) for number in range(10)))
-    assert {each.kind: each.is_fatal for each in analysis.findings} == {"operators": False, "orphaned": True}
+    assert {finding.kind: finding.is_fatal for finding in analysis.findings} == {"operators": False, "orphaned": True}
 
 
 # Several processes in one file
@@ -211,7 +211,7 @@ def ranks(*, shift: float, correlations: int, device_of_rank: Iterable[int] = (0
         for number in range(20):
             at, correlation = 100 * number + rank * shift, number + rank * correlations
             host = [event("aten::mm", at, 10), call(at + 2, 3, correlation)]
-            events += [each | {"pid": 4000 + rank} for each in host]
+            events += [item | {"pid": 4000 + rank} for item in host]
             events.append(work(at + 20, 30 + 10 * rank, correlation, device=device))
     return events
 
@@ -220,28 +220,28 @@ def test_processes_in_one_file_are_told_apart_where_their_launches_are(tmp_path)
     trace = read_trace(write(tmp_path, *ranks(shift=5, correlations=1000)))
     assert trace.processes == (4000, 4001)
     apart = by_process(trace)
-    assert [each.process for each in apart] == [4000, 4001]
-    found = [analyze(each) for each in apart]
-    assert [each.devices[0].busy_ns for each in found] == [600_000, 800_000]
-    assert [(len(each.devices), each.process, each.findings) for each in found] == [(1, 4000, ()), (1, 4001, ())]
+    assert [item.process for item in apart] == [4000, 4001]
+    result = [analyze(item) for item in apart]
+    assert [item.devices[0].busy_ns for item in result] == [600_000, 800_000]
+    assert [(len(item.devices), item.process, item.findings) for item in result] == [(1, 4000, ()), (1, 4001, ())]
 
 
 def test_processes_without_a_device_are_told_apart(tmp_path):
-    host = [each for each in ranks(shift=5, correlations=0) if each["cat"] == "cpu_op"]
-    found = [analyze(each) for each in by_process(read_trace(write(tmp_path, *host)))]
-    assert [(each.process, each.events) for each in found] == [(4000, 20), (4001, 20)]
+    host = [rank for rank in ranks(shift=5, correlations=0) if rank["cat"] == "cpu_op"]
+    result = [analyze(item) for item in by_process(read_trace(write(tmp_path, *host)))]
+    assert [(item.process, item.events) for item in result] == [(4000, 20), (4001, 20)]
 
 
 @pytest.mark.parametrize("device_of_rank", [(0, 1), (0, 0)])
 def test_processes_that_cannot_be_told_apart_are_named_and_not_judged(tmp_path, device_of_rank):
     trace = read_trace(write(tmp_path, *ranks(shift=0, correlations=0, device_of_rank=device_of_rank)))
     assert len(by_process(trace)) == 1
-    finding = next(each for each in analyze(trace).findings if each.kind == "processes")
+    finding = next(item for item in analyze(trace).findings if item.kind == "processes")
     assert finding.is_fatal and "2 processes (4000, 4001)" in finding.text
 
 
 def test_one_process_with_several_devices_and_threads_is_one_trace(tmp_path):
     events = [*ranks(shift=5, correlations=1000), event("aten::add", 5, 1, tid=8)]
-    for each in events:
-        each["pid"] = 4000 if each["cat"] != "kernel" else each["pid"]
+    for record in events:
+        record["pid"] = 4000 if record["cat"] != "kernel" else record["pid"]
     assert len(by_process(read_trace(write(tmp_path, *events)))) == 1

@@ -25,7 +25,7 @@ VALID = json.dumps({"traceEvents": EVENTS}).encode()
 
 
 def beside(odd: str) -> bytes:
-    texts = [json.dumps(each) for each in EVENTS]
+    texts = [json.dumps(record) for record in EVENTS]
     return ('{"traceEvents": [' + ", ".join([*texts[:3], odd, *texts[3:]]) + "]}").encode()
 
 
@@ -150,8 +150,8 @@ LEFT_OUT = [
 def test_an_odd_event_is_left_out_and_told_and_the_others_are_kept(tmp_path, monkeypatch, odd):
     trace, analysis = survives(tmp_path, beside(odd))
     kept = [trace.names[name] for name in trace.name.tolist()]
-    assert [name for name in kept if name != "odd"] == [each["name"] for each in EVENTS]
-    if "dur" not in odd or kept == [each["name"] for each in EVENTS]:
+    assert [name for name in kept if name != "odd"] == [record["name"] for record in EVENTS]
+    if "dur" not in odd or kept == [record["name"] for record in EVENTS]:
         assert trace.faults
         assert not analysis.is_conclusive
     monkeypatch.setattr(source, "PIECE_BYTES", 397)
@@ -234,7 +234,7 @@ def test_an_odd_header_costs_at_most_itself(tmp_path, header):
             assert "odd.json" in str(error)
             assert "[[[[" in header or "1111" in header  # too deep or too long to be told from damage
         else:
-            assert [trace.names[name] for name in trace.name.tolist()] == [each["name"] for each in EVENTS]
+            assert [trace.names[name] for name in trace.name.tolist()] == [record["name"] for record in EVENTS]
 
 
 def test_tens_of_thousands_of_categories_names_threads_and_shapes_are_read(tmp_path):
@@ -253,20 +253,20 @@ def test_times_of_many_decades_are_left_out_or_add_up(tmp_path):
     ops = [event("aten::mm", k, longest, tid=k) for k in range(10)]
     trace, analysis = survives(tmp_path, json.dumps([*calls, *works, *ops]).encode())
     assert not analysis.is_conclusive
-    told = [each.cpu_total_ns for each in analysis.operators] + [each.total_ns for each in analysis.kernels]
-    assert trace.faults or told == [10 * 2**60, 10 * 2**60]
+    sums = [operator.cpu_total_ns for operator in analysis.operators] + [kernel.total_ns for kernel in analysis.kernels]
+    assert trace.faults or sums == [10 * 2**60, 10 * 2**60]
 
 
 def test_zip_bombs_are_refused_in_bounded_memory(tmp_path):
-    told = measured(*(bomb(tmp_path, name, 24) for name in BOMBS), max_json_bytes=16 * 2**20)
-    for (grown, said), name in zip(told, BOMBS, strict=True):
-        assert f"{name}.json.gz is not a readable Chrome trace" in said
+    outcomes = measured(*(bomb(tmp_path, name, 24) for name in BOMBS), max_json_bytes=16 * 2**20)
+    for (grown, text), name in zip(outcomes, BOMBS, strict=True):
+        assert f"{name}.json.gz is not a readable Chrome trace" in text
         assert grown < 150, name
 
 
 def test_two_thousand_launching_threads_need_bounded_memory(tmp_path):
-    [(grown, said)] = measured(launching_threads(tmp_path, 2000, 10_000))
-    assert (said, grown < 150) == ("14000", True)
+    [(grown, text)] = measured(launching_threads(tmp_path, 2000, 10_000))
+    assert (text, grown < 150) == ("14000", True)
 
 
 def test_a_nest_without_end_is_given_up_a_level_at_a_time_and_not_a_bracket(tmp_path):
@@ -282,8 +282,8 @@ def test_five_thousand_nested_events_are_analysed(tmp_path):
     nested = [event("aten::mm", k, 3 * count - 2 * k) for k in range(count)]
     path = tmp_path / "nested.json"
     path.write_text(json.dumps([*nested, call(count, 1, 70), work(count + 5, 5, 70)]))
-    [(grown, said)] = measured(path)
-    assert (said, grown < 300) == (str(count + 2), True)
+    [(grown, text)] = measured(path)
+    assert (text, grown < 300) == (str(count + 2), True)
 
 
 SEEDS = range(100)

@@ -18,9 +18,9 @@ from boundby.trace.memory import (
     MemoryOwner,
     MemoryTimeline,
     MemoryUse,
-    memory_page,
     memory_rows,
 )
+from boundby.trace.memory_html import memory_page
 from tests.traces import REPOSITORY, analysis_of, event, memory_change, step
 from tests.web_page import WebPage
 
@@ -102,7 +102,7 @@ def test_only_the_largest_owners_are_named_and_the_rest_is_summed(tmp_path):
     for number in range(MOST_OWNERS + 3):
         events += [event(f"aten::op{number}", 10 * number + 1, 5), change(10 * number + 2, number, 1000 + number)]
     use = use_of(tmp_path, *events)
-    assert [owner.bytes for owner in use.owners] == [1012 - place for place in range(MOST_OWNERS)]
+    assert [owner.bytes for owner in use.owners] == [1012 - index for index in range(MOST_OWNERS)]
     assert use.others_bytes == 1000 + 1001 + 1002
 
 
@@ -145,8 +145,8 @@ def test_devices_are_apart_and_the_highest_peak_comes_first(tmp_path):
         change(2, 7, 300, 300, GPU),
         change(3, 7, 200, 200, OTHER_GPU),
     )
-    found = [(use.device, use.peak_bytes, use.change_bytes) for use in uses]
-    assert found == [(0, 300, 300), (1, 200, 200), (None, 100, 100)]
+    result = [(use.device, use.peak_bytes, use.change_bytes) for use in uses]
+    assert result == [(0, 300, 300), (1, 200, 200), (None, 100, 100)]
 
 
 @pytest.mark.parametrize(("sizes", "kept"), [((10, 30, 20), 20), ((10, 30, 0), 0), ((10, -30, 20), 0), ((9, 9), None)])
@@ -173,8 +173,8 @@ def brute_force(events: list[dict]) -> tuple[list[int], dict[int, int]]:
     """Return the bytes of this trace's own allocations after each change, and what lives at the first highest one."""
     alive: dict[int, int] = {}
     totals, best = [], (-1, {})
-    for each in events:
-        address, size = each["args"]["Addr"], each["args"]["Bytes"]
+    for record in events:
+        address, size = record["args"]["Addr"], record["args"]["Bytes"]
         alive.pop(address, None)
         if size > 0:
             alive[address] = size
@@ -187,7 +187,7 @@ def brute_force(events: list[dict]) -> tuple[list[int], dict[int, int]]:
 def test_equals_a_walk_over_a_table_of_live_addresses(tmp_path, seed):
     source = random.Random(seed)
     sizes = [(source.randrange(12), source.choice([-1, 1]) * source.randrange(1, 99)) for _ in range(400)]
-    events = [change(at, *each) for at, each in enumerate(sizes, 1)]
+    events = [change(at, *size) for at, size in enumerate(sizes, 1)]
     totals, alive = brute_force(events)
     use = use_of(tmp_path, *events)
     assert list(use.timeline.allocated_bytes) == totals
@@ -270,12 +270,14 @@ def test_a_recorded_step_of_training_tells_parameters_activations_gradients_and_
 
     capture(work, device=torch.device("cpu"), steps=1, warmup=1, trace_path=path)
     [use] = analyze(read_trace(path)).memory
-    found = dict(use.by_stage)
+    by_stage = dict(use.by_stage)
     small = 10_000  # counters and sums
-    assert found[None] == pytest.approx(weights, abs=small)
-    assert found["forward"] == pytest.approx(outputs, abs=small)
-    assert found["backward"] == pytest.approx(weights, abs=small)
-    assert 2 * weights <= found["optimizer"] <= 4 * weights + small, "two averages, and what one update needs meanwhile"
+    assert by_stage[None] == pytest.approx(weights, abs=small)
+    assert by_stage["forward"] == pytest.approx(outputs, abs=small)
+    assert by_stage["backward"] == pytest.approx(weights, abs=small)
+    assert 2 * weights <= by_stage["optimizer"] <= 4 * weights + small, (
+        "two averages, and what one update needs meanwhile"
+    )
 
 
 HOST_USE = MemoryUse(
@@ -320,9 +322,9 @@ def test_names_from_a_trace_stay_text_and_one_without_memory_has_no_page():
         memory_page([], "empty")
     hostile = '<script>alert(1)</script><img src=x onerror="x">\x1b{title}'
     page = memory_page([replace(HOST_USE, owners=(MemoryOwner(hostile, hostile, 1, 1),))], hostile)
-    found = WebPage(page)
-    assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in found.tags} and found.open == []
-    names = {name for _, attributes in found.tags for name in attributes}
+    web_page = WebPage(page)
+    assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in web_page.tags} and web_page.open == []
+    names = {name for _, attributes in web_page.tags for name in attributes}
     assert not names & {"src", "href", "onload", "onerror", "onclick"}
-    assert found.text.count("alert(1)") == 4 and "\x1b" not in page
+    assert web_page.text.count("alert(1)") == 4 and "\x1b" not in page
     assert "default-src 'none'" in page

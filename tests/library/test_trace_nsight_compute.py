@@ -21,11 +21,11 @@ def launched(number: int, ts: float, dur: float, name: str) -> tuple[dict, dict]
 
 def launch_in(folder: Path, *pairs: tuple[dict, dict], steps: int = 2) -> KernelLaunch | None:
     marks = [step(10 + number, 100 * number, 100) for number in range(steps)]
-    return analysis_of(folder, *marks, *(each for pair in pairs for each in pair)).slowest_launch
+    return analysis_of(folder, *marks, *(item for pair in pairs for item in pair)).slowest_launch
 
 
 def test_the_longest_launch_of_the_kernel_with_most_time_is_counted_among_its_namesakes_of_the_step(tmp_path):
-    found = launch_in(
+    result = launch_in(
         tmp_path,
         launched(1, 10, 30, GEMM),
         launched(2, 110, 5, OTHER_GEMM),
@@ -34,7 +34,7 @@ def test_the_longest_launch_of_the_kernel_with_most_time_is_counted_among_its_na
         launched(5, 140, 40, GEMM),
         launched(6, 150, 60, "void at::native::mul<float>(int)"),
     )
-    assert found == KernelLaunch(GEMM, "Kernel", 11, 2)
+    assert result == KernelLaunch(GEMM, "Kernel", 11, 2)
 
 
 def test_launches_count_in_the_order_of_their_calls(tmp_path):
@@ -51,8 +51,8 @@ def test_without_marks_of_steps_the_launches_of_the_whole_trace_count(tmp_path):
 def test_communication_and_copies_are_left_out(tmp_path):
     nccl, copy = "ncclDevKernel_AllReduce(ncclDevComm*)", "Memcpy HtoD (Pageable -> Device)"
     copied = (call(30, 1, 3), work(1030, 500, 3, name=copy, category="gpu_memcpy"))
-    found = launch_in(tmp_path, launched(1, 10, 5, "gemm"), launched(2, 20, 900, nccl), copied)
-    assert found.kernel == "gemm"
+    result = launch_in(tmp_path, launched(1, 10, 5, "gemm"), launched(2, 20, 900, nccl), copied)
+    assert result.kernel == "gemm"
     assert launch_in(tmp_path, launched(2, 20, 900, nccl), copied) is None
     assert analysis_of(tmp_path, event("aten::mm", 0, 5)).slowest_launch is None, "of a host"
 
@@ -86,7 +86,7 @@ def test_the_command_names_step_function_and_launch():
 
 def test_a_function_name_is_taken_literally_and_stays_one_word():
     name = "a$b; rm -rf .*[x]'"
-    pattern = next(each for each in shlex.split(ncu_command(KernelLaunch(name, name, 1, 0))) if "regex" in each)
+    pattern = next(item for item in shlex.split(ncu_command(KernelLaunch(name, name, 1, 0))) if "regex" in item)
     assert re.fullmatch(pattern.removeprefix("regex:"), name)
     assert not re.fullmatch(pattern.removeprefix("regex:"), name.replace(".", "x"))
 
@@ -95,6 +95,6 @@ def test_a_function_name_is_taken_literally_and_stays_one_word():
 def test_a_recorded_trace_names_a_launch_inside_its_steps():
     analysis = analyze(read_trace(GPU_TRACES / "v100-resnet-ns.pt.trace.json.gz"))
     launch = analysis.slowest_launch
-    slowest = max((each for each in analysis.kernels if each.kind == "compute"), key=lambda kernel: kernel.total_ns)
+    slowest = max((item for item in analysis.kernels if item.kind == "compute"), key=lambda kernel: kernel.total_ns)
     assert launch.kernel == slowest.name
     assert launch.step in analysis.step_numbers and launch.function == "vectorized_elementwise_kernel"

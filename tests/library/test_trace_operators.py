@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from boundby.trace import OPERATOR_COLUMNS, OpStat, folded_stacks, op_stats, operator_rows, read_trace
-from boundby.trace.intervals import host_tree
 from boundby.trace.operators import line_of
+from boundby.trace.structure import Structure
 from tests.traces import event, python_frame, write
 
 
@@ -79,8 +79,8 @@ def test_calls_with_other_input_shapes_are_counted_apart(tmp_path):
         event("aten::mm", 10, 1),
     ]
     stats = op_stats(read_trace(write(tmp_path, *events)))
-    found = [(stat.input_shapes, stat.calls) for stat in stats]
-    assert found == [("[[8, 3], [3, 4]]", 1), ("[[2, 3], [3, 4]]", 2), (None, 1)]
+    result = [(stat.input_shapes, stat.calls) for stat in stats]
+    assert result == [("[[8, 3], [3, 4]]", 1), ("[[2, 3], [3, 4]]", 2), (None, 1)]
     ((stat),) = op_stats(read_trace(write(tmp_path, *events[:3])), ())
     assert (stat.calls, stat.input_shapes) == (3, None)
 
@@ -104,8 +104,8 @@ def test_device_time_goes_to_the_operators_around_the_launch(tmp_path):
         event("cudaLaunchKernel", 30, 1, "cuda_runtime", correlation=72),
         event("outside of operators", 60, 25, "kernel", tid=7, correlation=72),
     )
-    found = {name: (stat.device_total_ns, stat.device_self_ns) for name, stat in stats.items()}
-    assert found == {"aten::linear": (20_000, 0), "aten::addmm": (20_000, 20_000), "aten::relu": (5000, 5000)}
+    result = {name: (stat.device_total_ns, stat.device_self_ns) for name, stat in stats.items()}
+    assert result == {"aten::linear": (20_000, 0), "aten::addmm": (20_000, 20_000), "aten::relu": (5000, 5000)}
     assert stats["aten::relu"].device_share == 5 / 50
 
 
@@ -137,15 +137,15 @@ def test_groups_calls_by_the_module_around_them(tmp_path):
         *(event("aten::linear", ts, dur) for ts, dur in ((41, 4), (70, 2), (200, 1))),
     ]
     trace = read_trace(write(tmp_path, *events))
-    found = {(stat.module, stat.calls, stat.cpu_total_ns) for stat in op_stats(trace, ("module",))}
-    assert found == {("Linear_0", 1, 10_000), ("Linear_1", 1, 4000), ("Net_0", 1, 2000), (None, 1, 1000)}
+    result = {(stat.module, stat.calls, stat.cpu_total_ns) for stat in op_stats(trace, ("module",))}
+    assert result == {("Linear_0", 1, 10_000), ("Linear_1", 1, 4000), ("Net_0", 1, 2000), (None, 1, 1000)}
 
 
 def test_groups_calls_by_the_innermost_five_frames(tmp_path):
     frames = [python_frame(f"f{k}", k, 100 - 2 * k, k, k - 1 or None) for k in range(1, 8)]
     trace = read_trace(write(tmp_path, *frames, event("aten::mm", 20, 5), event("aten::mm", 200, 1)))
-    found = {(stat.stack, stat.calls) for stat in op_stats(trace, ("stack",))}
-    assert found == {("f3;f4;f5;f6;f7", 1), (None, 1)}
+    result = {(stat.stack, stat.calls) for stat in op_stats(trace, ("stack",))}
+    assert result == {("f3;f4;f5;f6;f7", 1), (None, 1)}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_the_line_of_the_program_is_none_of_those_that_mark_its_stages(tmp_path)
         python_frame("boundby/training/transformers.py(555): _begin_stage", 10, 60, 2, 1),
     ]
     trace = read_trace(write(tmp_path, *frames))
-    assert line_of(trace, host_tree(trace), 1) == "train.py:3"
+    assert line_of(Structure(trace), 1) == "train.py:3"
 
 
 def test_a_circle_of_callers_ends(tmp_path):

@@ -69,19 +69,19 @@ def test_the_first_cause_of_a_known_program_is_the_one_to_begin_with(name, tmp_p
 def test_the_first_cause_is_the_same_however_the_program_was_recorded(name, other, tmp_path):
     case = CASES[name]
     compared = compare(replace(case.program, **other), tmp_path)
-    assert compared.is_right and bool(compared.told) >= bool(case.first), compared
+    assert compared.is_right and bool(compared.claimed) >= bool(case.first), compared
 
 
 def test_the_first_cause_of_random_programs_gains_most(tmp_path):
-    found = summary(compare(random_program(seed), tmp_path) for seed in range(PROGRAMS))
-    assert found.first_is_best >= 0.97 * PROGRAMS, found
-    assert found.within_bounds == PROGRAMS, found
+    result = summary(compare(random_program(seed), tmp_path) for seed in range(PROGRAMS))
+    assert result.first_is_best >= 0.97 * PROGRAMS, result
+    assert result.within_bounds == PROGRAMS, result
 
 
 def test_the_first_cause_of_random_programs_of_the_host_gains_most(tmp_path):
-    found = summary(compare(random_program_of_the_host(seed), tmp_path) for seed in range(100))
-    assert found.first_is_best >= 97, found
-    assert found.within_bounds == 100, found
+    result = summary(compare(random_program_of_the_host(seed), tmp_path) for seed in range(100))
+    assert result.first_is_best >= 97, result
+    assert result.within_bounds == 100, result
 
 
 def test_a_launching_call_waits_for_room_in_the_queue():
@@ -110,7 +110,7 @@ def test_a_collective_ends_on_every_rank_a_transfer_after_the_last_was_ready():
         return step(0, work(5 * MS * rank), all_reduce(Collective("sum", MS, 3)))
 
     machine = played(Program("three ranks", tuple((rank, MAIN, plan(rank)) for rank in range(3))))
-    starts, ends = zip(*((each.start, each.end) for each in machine.works), strict=True)
+    starts, ends = zip(*((kernel.start, kernel.end) for kernel in machine.works), strict=True)
     assert set(ends) == {max(starts) + MS}
 
 
@@ -133,14 +133,16 @@ def test_without_everything_the_device_is_left_alone():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_recording_is_what_a_device_can_have_done(seed):
-    events = [each for each in trace(played(random_program(seed)))["traceEvents"] if each["ph"] == "X"]
-    calls = {each["args"]["correlation"]: each for each in events if each["cat"] == "cuda_runtime"}
+    events = [
+        traceevent for traceevent in trace(played(random_program(seed)))["traceEvents"] if traceevent["ph"] == "X"
+    ]
+    calls = {event["args"]["correlation"]: event for event in events if event["cat"] == "cuda_runtime"}
     on_stream = defaultdict(list)
-    for each in events:
-        assert each["dur"] >= 0
-        if each["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
-            on_stream[each["tid"]].append((each["ts"], each["ts"] + each["dur"]))
-            call = calls.get(each["args"]["correlation"])
-            assert call is None or call["ts"] < each["ts"]
+    for event in events:
+        assert event["dur"] >= 0
+        if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+            on_stream[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+            call = calls.get(event["args"]["correlation"])
+            assert call is None or call["ts"] < event["ts"]
     for spans in on_stream.values():
         assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(sorted(spans)))

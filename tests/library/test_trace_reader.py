@@ -86,20 +86,6 @@ def test_an_old_and_a_new_name_of_one_category_are_both_seen(tmp_path):
     assert trace.in_categories(["cpu_op"]).tolist() == [True, True]
 
 
-def test_begin_and_end_events_are_paired_by_thread_from_the_inside(tmp_path):
-    def mark(phase, name, ts, tid=1):
-        return {"ph": phase, "name": name, "cat": "cpu_op", "pid": 1, "tid": tid, "ts": ts}
-
-    marks = [mark("E", "never begun", 0), mark("B", "outer", 1), mark("B", "elsewhere", 2, tid=2)]
-    marks += [mark("B", "inner", 3), mark("E", "inner", 5), mark("E", "elsewhere", 6, tid=2)]
-    marks += [mark("E", "", 9), mark("B", "never ended", 10)]
-    trace = read_trace(write(tmp_path, *marks))
-    spans = zip(trace.name, trace.start_ns, trace.duration_ns, strict=True)
-    found = {trace.names[name]: (start, duration) for name, start, duration in spans}
-    assert found == {"inner": (2000, 2000), "elsewhere": (1000, 4000), "outer": (0, 8000)}
-    assert [(fault.kind, fault.events) for fault in trace.faults] == [("unpaired", 1)]
-
-
 @pytest.mark.parametrize("rank", [0, 7])
 def test_each_rank_of_a_job_tells_which_one_it_is(tmp_path, rank):
     trace = read_trace(write(tmp_path, event("aten::mm", 0, 1), distributedInfo={"rank": rank, "world_size": 8}))
@@ -108,7 +94,7 @@ def test_each_rank_of_a_job_tells_which_one_it_is(tmp_path, rank):
 
 def test_changes_of_memory_are_a_table_of_their_own(tmp_path):
     changes = (11.5, 4096, 512, 512, 1), (12, 4096, -512), (13, 4096, 2**70, None, 0)
-    memory = read_trace(write(tmp_path, event("op", 10, 1), *(memory_change(*each) for each in changes))).memory
+    memory = read_trace(write(tmp_path, event("op", 10, 1), *(memory_change(*change) for change in changes))).memory
     assert memory.start_ns.tolist() == [1500, 2000, 3000]
     assert memory.bytes.tolist() == [512, -512, -1]
     assert memory.device.tolist() == [1, -1, 0]

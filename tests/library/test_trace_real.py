@@ -55,5 +55,5 @@ def test_the_work_of_a_real_trace_that_was_launched_before_it_began_is_called_so
     analysis = analyze(read_trace(path))
     (finding,) = analysis.findings
     assert (finding.kind, finding.is_fatal, analysis.is_conclusive) == ("backlog", False, True)
-    assert finding.text.startswith("the first 872 pieces of work of the device")
+    assert finding.text.startswith("the first 872 device operations")
     assert sum(stat.calls for stat in analysis.backlog) == 872

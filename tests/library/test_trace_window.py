@@ -10,7 +10,7 @@ from tests.traces import analysis_of, call, event, step, work, write
 
 
 def kinds_of(folder: Path, *events: dict, **expected: object) -> dict[str, bool]:
-    return {each.kind: each.is_fatal for each in analysis_of(folder, *events, **expected).findings}
+    return {finding.kind: finding.is_fatal for finding in analysis_of(folder, *events, **expected).findings}
 
 
 def test_steps_last_until_the_next_one_and_queued_work_runs_on_after_them(tmp_path):
@@ -18,8 +18,8 @@ def test_steps_last_until_the_next_one_and_queued_work_runs_on_after_them(tmp_pa
     analysis = analysis_of(tmp_path, *host, work(15, 20, 70), work(60, 10, 71), work(70, 10, 72))
     (device,) = analysis.devices
     assert (analysis.start_ns, analysis.window_ns, analysis.step_numbers) == (0, 60_000, (3, 4))
-    assert [(each.start_ns, each.duration_ns) for each in device.steps] == [(0, 20_000), (20_000, 20_000)]
-    assert [sum(each.busy_ns.values()) for each in device.steps] == [15_000, 5000]
+    assert [(mark.start_ns, mark.duration_ns) for mark in device.steps] == [(0, 20_000), (20_000, 20_000)]
+    assert [sum(mark.busy_ns.values()) for mark in device.steps] == [15_000, 5000]
     assert device.busy_ns == 30_000
     assert imbalance(analysis) is None
 
@@ -58,7 +58,7 @@ def test_work_behind_the_window_ends_no_gap_in_it(tmp_path, launch_thread):
     ],
 )
 def test_missing_steps_are_told(tmp_path, numbers, expected, kinds):
-    marks = [step(number, 10 * place, 10) for place, number in enumerate(numbers)]
+    marks = [step(number, 10 * index, 10) for index, number in enumerate(numbers)]
     launched = [call(1, 1, 70), work(2, 3, 70)]
     assert kinds_of(tmp_path, *marks, event("aten::mm", 0, 9), *launched, expected_steps=expected) == kinds
 
@@ -72,9 +72,9 @@ def test_missing_steps_are_told(tmp_path, numbers, expected, kinds):
     ],
 )
 def test_a_step_number_that_comes_again_later_is_told(tmp_path, marks, numbers):
-    found = analysis_of(tmp_path, *marks, event("aten::mm", 1, 5)).findings
-    assert [(each.kind, each.is_fatal) for each in found] == ([("steps", True)] if numbers else [])
-    assert all(each.text.startswith(f"{numbers} step number(s)") for each in found)
+    findings = analysis_of(tmp_path, *marks, event("aten::mm", 1, 5)).findings
+    assert [(item.kind, item.is_fatal) for item in findings] == ([("steps", True)] if numbers else [])
+    assert all(item.text.startswith(f"{numbers} step number(s)") for item in findings)
 
 
 def test_step_quartiles_interpolate_between_the_steps(tmp_path):
@@ -89,15 +89,15 @@ def test_every_device_has_its_own_idle_time_and_the_busiest_comes_first(tmp_path
     host = [step(1, 0, 100), call(0, 5, 70), call(20, 5, 71)]
     analysis = analysis_of(tmp_path, *host, work(10, 20, 70, device=0), work(30, 60, 71, device=3))
     assert [device.device for device in analysis.devices] == [3, 0]
-    assert [(each.busy_ns, each.idle_ns) for each in analysis.devices] == [(60_000, 40_000), (20_000, 80_000)]
-    assert [each.causes_ns["launch"] for each in analysis.devices] == [20_000 + 10_000, 70_000]
+    assert [(item.busy_ns, item.idle_ns) for item in analysis.devices] == [(60_000, 40_000), (20_000, 80_000)]
+    assert [item.causes_ns["launch"] for item in analysis.devices] == [20_000 + 10_000, 70_000]
     assert imbalance(analysis) is None
 
 
 def test_the_process_stands_for_a_device_that_is_not_recorded(tmp_path):
     kernels = [work(10 * k, 5, 70 + k, device=k) for k in range(2)]
-    for each in kernels:
-        each["args"].pop("device")
+    for kernel in kernels:
+        kernel["args"].pop("device")
     analysis = analysis_of(tmp_path, step(1, 0, 50), *kernels)
     assert {device.device for device in analysis.devices} == {0, 1}
 
@@ -164,6 +164,6 @@ def test_a_gpu_without_any_work_is_told(tmp_path):
 
 def test_kernels_without_a_stream_on_two_devices_do_not_overlap(tmp_path):
     kernels = [work(10, 30, 70, device=0), work(20, 30, 71, device=1)]
-    for each in kernels:
-        each["args"].pop("stream")
+    for kernel in kernels:
+        kernel["args"].pop("stream")
     assert kinds_of(tmp_path, step(1, 0, 100), call(1, 1, 70), call(3, 1, 71), *kernels) == {}

@@ -24,7 +24,7 @@ def test_a_step_is_split_into_its_stages_of_every_micro_batch_and_what_lies_in_n
         clock.advance(1)
         timer.step()
     times = timer.snapshot()
-    shares = {each.name: each.share for each in times.stages}
+    shares = {stage.name: stage.share for stage in times.stages}
     assert shares == {"step": 0.125, "data": 0.125, "forward": 0.25, "backward": 0.5}
     assert (times.step.host_s.n, times.step.host_s.total, times.step.self_total_s) == (2, 16, 2)
     assert times.last_step == 1
@@ -42,7 +42,7 @@ def test_a_stage_inside_another_is_in_its_time_and_not_in_its_own(timer, clock):
     assert (update.host_s.total, update.self_total_s, forward.self_total_s) == (3, 1, 2)
     assert times.names[times.rows_of("forward")["parent"][0]].name == "update"
     assert times.rows_of("update")["parent"].tolist() == [ABSENT]
-    assert sum(each.share for each in times.stages) == 1
+    assert sum(stage.share for stage in times.stages) == 1
 
 
 @pytest.mark.parametrize("marker", ["span", "stage"])
@@ -72,12 +72,12 @@ def test_marks_out_of_order_are_put_right(timer, clock, marks, kept, reason):
         (timer.begin if mark[0] == "+" else timer.end)(mark[1:])
         clock.advance(1 if mark != "+forward" or "update" not in marks else 2)
     timer.step()
-    times, found = timer.snapshot(), {}
+    times, recorded = timer.snapshot(), {}
     for row in times.occurrences:
         if times.names[row["stage"]].kind == "stage":
-            found.setdefault(times.names[row["stage"]].name, []).append((row["host_ns"], row["flags"]))
-    assert found == kept
-    assert any(reason in each for each in reasons(timer))
+            recorded.setdefault(times.names[row["stage"]].name, []).append((row["host_ns"], row["flags"]))
+    assert recorded == kept
+    assert any(reason in text for text in reasons(timer))
 
 
 def test_an_end_that_never_came_costs_one_stage_and_no_step(timer, clock):
@@ -126,8 +126,10 @@ def test_a_resumed_run_goes_on_counting_and_the_number_of_a_step_holds_for_its_s
     timer.start(first_step=700)
     timer.step()
     run(timer, clock, backward=1)
+    timer.metrics({"loss": 1.0})
     timer.step(705)  # steps that the trainer skipped
     assert timer.snapshot().rows_of("backward")["step"].tolist() == [705]
+    assert timer.snapshot().metric_rows["step"].tolist() == [705]
     run(timer, clock, forward=1)
     timer.step()
     times = timer.snapshot()
@@ -179,7 +181,7 @@ def test_metrics_belong_to_steps_and_a_tensor_that_would_have_to_be_waited_for_i
     timer.metrics({"loss": np.float32(1.0), "lr": True}, step=0)
     timer.metrics({"loss": float("nan"), "other": Tensor()})
     times = timer.snapshot()
-    assert [each.name for each in times.metrics] == ["loss", "samples", "lr"]
+    assert [metric.name for metric in times.metrics] == ["loss", "samples", "lr"]
     loss = times.metrics[0]
     assert (loss.values.n, loss.values.mean, loss.values.minimum, loss.non_finite) == (2, 1.5, 1.0, 1)
     assert times.metric_rows["step"].tolist() == [0, 0, 0, 0, 1]
@@ -193,24 +195,24 @@ def test_whoever_looks_within_a_stage_sees_it_open_and_what_ended_before(timer, 
     with timer.stage("backward"):
         clock.advance(3)
         seen = timer.snapshot()
-        assert [(each.name, each.since_s) for each in seen.open] == [("backward", 3.0)]
+        assert [(stage.name, stage.since_s) for stage in seen.open] == [("backward", 3.0)]
         assert seen.rows_of("forward")["host_ns"].tolist() == [2 * S]
         clock.advance(1)
     assert host_ns(timer, "backward") == [4 * S] and not timer.hooks.watch_stages
 
 
 def test_a_hook_registered_within_a_step_is_told_of_the_stages_that_had_begun(timer, clock):
-    told: list[tuple] = []
+    calls: list[tuple] = []
     timer.begin("forward")
     clock.advance(1)
     timer.begin("attention")
     clock.advance(2)
-    timer.hooks.register("stage_end", lambda *what: told.append(what))
-    timer.hooks.register("step_end", lambda *what: told.append(what))
+    timer.hooks.register("stage_end", lambda *what: calls.append(what))
+    timer.hooks.register("step_end", lambda *what: calls.append(what))
     timer.end("attention")
     timer.end("forward")
     timer.step(7)
-    assert told == [("attention", 2.0), ("forward", 3.0), (7, 3.0)]
+    assert calls == [("attention", 2.0), ("forward", 3.0), (7, 3.0)]
 
 
 @pytest.mark.parametrize("endless", ["begin", "end", "metrics", "timed"])
@@ -298,6 +300,28 @@ def test_marks_are_used_again_and_a_device_that_never_answers_costs_its_times_al
     assert [remark.what for remark in times.remarks] == ["device times"]
 
 
+def test_what_is_to_be_written_within_a_step_is_added_up_at_its_next_mark(tmp_path, clock):
+    device = Device()
+    with StageTimer(tmp_path, clock=clock, marks=device, options=TimerOptions(in_background=False)) as timer:
+        run(timer, clock, forward=1)
+        device.reach(1.0, 2.0)
+        writer = threading.Thread(target=timer.flush)  # which may not ask the device
+        writer.start()
+        writer.join()
+        assert timer.recorder.num_waiting == 1
+        run(timer, clock, backward=1)
+        assert timer.recorder.num_waiting == 1, "the backward, which the device has not passed"
+
+
+def test_a_collection_of_garbage_across_a_mark_is_left_where_it_fell(timer, clock):
+    with timer.stage("forward"):
+        timer.recorder.collected(clock() - S, clock())
+        clock.advance(1)
+        timer.recorder.collected(clock() - S // 2, clock())
+    timer.step()
+    assert host_ns(timer, "garbage_collection") == [S // 2]
+
+
 def test_a_mark_that_fails_ends_the_times_of_the_device(clock):
     said: list[str] = []
 
@@ -332,12 +356,12 @@ def reachable_bytes(whole: object) -> int:
     """Return the bytes of everything that the object holds, without modules, types and code."""
     seen, queue, total = set(), [whole], 0
     while queue:
-        each = queue.pop()
-        if id(each) in seen or isinstance(each, type | types.ModuleType | types.FunctionType | FakeNanoseconds):
+        part = queue.pop()
+        if id(part) in seen or isinstance(part, type | types.ModuleType | types.FunctionType | FakeNanoseconds):
             continue
-        seen.add(id(each))
-        total += sys.getsizeof(each)
-        queue += gc.get_referents(each)
+        seen.add(id(part))
+        total += sys.getsizeof(part)
+        queue += gc.get_referents(part)
     return total
 
 
@@ -375,19 +399,24 @@ def test_odd_names_and_numbers_stay_writable(timer, clock):
     timer.metrics({"\udcff": 1e300, "loss": 1.0})
     timer.step()
     times = times_from(bytes_of(timer.snapshot()))
-    assert [each.name for each in times.names] == ["step", "?", "x" * 200]
-    assert [(each.name, each.non_finite) for each in times.metrics] == [("?", 1), ("loss", 0)]
+    assert [name.name for name in times.names] == ["step", "?", "x" * 200]
+    assert [(metric.name, metric.non_finite) for metric in times.metrics] == [("?", 1), ("loss", 0)]
 
 
 def test_a_tally_samples_a_long_stream_evenly():
     tally = RunningStatistics()
     for value in range(100_000):
         tally.add(value)
-    found = tally.statistics()
-    assert (found.n, found.total, found.minimum, found.maximum) == (100_000, sum(range(100_000)), 0, 99_999)
-    assert found.sampled == SAMPLE
-    assert abs(found.median - 50_000) < 4 * 50_000 / SAMPLE**0.5  # four standard errors
-    assert abs(found.p90 - 90_000) < 4 * 30_000 / SAMPLE**0.5
+    statistics = tally.statistics()
+    assert (statistics.n, statistics.total, statistics.minimum, statistics.maximum) == (
+        100_000,
+        sum(range(100_000)),
+        0,
+        99_999,
+    )
+    assert statistics.sampled == SAMPLE
+    assert abs(statistics.median - 50_000) < 4 * 50_000 / SAMPLE**0.5  # four standard errors
+    assert abs(statistics.p90 - 90_000) < 4 * 30_000 / SAMPLE**0.5
     few = RunningStatistics()
     assert few.statistics().mean is None
     for value in range(28):
@@ -410,7 +439,7 @@ def test_a_name_that_is_none_is_a_remark(timer, clock, name):
 def test_only_stages_spans_and_what_is_excluded_can_be_begun(timer, kind):
     timer.begin("forward", kind)
     timer.step()
-    assert [each.name for each in timer.snapshot().names] == ["step"]
+    assert [name.name for name in timer.snapshot().names] == ["step"]
     assert "cannot be begun" in reasons(timer)[0]
 
 
@@ -441,16 +470,16 @@ def test_a_timer_that_is_disabled_or_fails_again_and_again_stays_off_whatever_it
 
 
 def test_hooks_are_told_in_order_and_dropped_when_they_raise(timer, clock):
-    told: list[tuple] = []
-    timer.hooks.register("stage_start", lambda name: told.append(("start", name)))
-    timer.hooks.register("stage_end", lambda name, seconds: told.append(("end", name, seconds)))
-    timer.hooks.register("step_end", lambda number, seconds: told.append(("step", number, seconds)))
+    calls: list[tuple] = []
+    timer.hooks.register("stage_start", lambda name: calls.append(("start", name)))
+    timer.hooks.register("stage_end", lambda name, seconds: calls.append(("end", name, seconds)))
+    timer.hooks.register("step_end", lambda number, seconds: calls.append(("step", number, seconds)))
     timer.hooks.register("step_end", lambda number, seconds: 1 / 0)
     for _ in range(2):
         run(timer, clock, forward=2)
         timer.step()
-    assert told[:3] == [("start", "forward"), ("end", "forward", 2.0), ("step", 0, 2.0)]
-    assert len(told) == 6
+    assert calls[:3] == [("start", "forward"), ("end", "forward", 2.0), ("step", 0, 2.0)]
+    assert len(calls) == 6
     assert reasons(timer) == ["ZeroDivisionError: division by zero"]
     with pytest.raises(ValueError, match="stage_begin"):
         timer.hooks.register("stage_begin", print)

@@ -51,7 +51,7 @@ def disk_clock(monkeypatch):
     return clock
 
 
-def told(times: StageTimes) -> tuple:
+def totals(times: StageTimes) -> tuple:
     return times.status, times.last_step, times.num_occurrences, len(times.occurrences), times.stages, times.metrics
 
 
@@ -61,7 +61,7 @@ def test_a_finished_run_reads_back_as_it_was_from_strict_json_without_stand_ins(
         with timer.span("epoch"), timer.stage("update"):
             steps(timer, 40)
     times, written = read_stage_times(tmp_path), timer.snapshot()
-    assert told(times) == told(written) == told(times_from(bytes_of(written)))
+    assert totals(times) == totals(written) == totals(times_from(bytes_of(written)))
     assert (times.status, times.pid, times.remarks) == ("finished", os.getpid(), written.remarks)
     assert (times.occurrences == written.occurrences).all()
     assert np.array_equal(times.metric_rows["value"], written.metric_rows["value"], equal_nan=True)
@@ -79,12 +79,12 @@ def test_a_run_that_goes_on_is_read_to_its_last_flush_from_the_log_where_the_doc
         timer.clock.advance(4)
         disk_clock.advance(10)
         timer.flush()
-        assert [(each.name, each.since_s) for each in read_stage_times(tmp_path).open] == [("new", 4)]
+        assert [(stage.name, stage.since_s) for stage in read_stage_times(tmp_path).open] == [("new", 4)]
         steps(timer, 10)
     timer.flush()
     times = read_stage_times(tmp_path)
     assert json.loads((tmp_path / DOCUMENT).read_text())["num_occurrences"] < times.num_occurrences
-    assert told(times) == told(timer.snapshot())
+    assert totals(times) == totals(timer.snapshot())
     assert (times.stage("forward").host_s.p90, times.elapsed_s) == (1, 50)
     timer.stop()
 
@@ -111,13 +111,13 @@ def test_every_half_of_a_log_can_be_read(tmp_path):
         steps(timer, 2)
         timer.flush()
     whole = (tmp_path / LOG).read_bytes()
-    ends = [place for place, byte in enumerate(whole) if byte == ord("\n")]
+    ends = [offset for offset, byte in enumerate(whole) if byte == ord("\n")]
     assert len(ends) == 5
     for size in range(0, len(whole), 97):
         (tmp_path / LOG).write_bytes(whole[:size])
         complete = sum(end < size for end in ends)
-        found = read_stage_times(tmp_path).stage("forward")
-        assert (found.host_s.n if found else 0) == max(0, 2 * (complete - 1))
+        forward = read_stage_times(tmp_path).stage("forward")
+        assert (forward.host_s.n if forward else 0) == max(0, 2 * (complete - 1))
     timer.stop()
 
 
@@ -150,13 +150,13 @@ def test_a_changed_document_is_read_or_refused(tmp_path):
     draw = random.Random(3)
     values = [None, -1, 2**70, "x", [], {}, [[]], [None], 1.5, True]
 
-    def places(node):
+    def entries(node):
         keys = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
-        return [(node, key) for key in keys] + [place for key in keys for place in places(node[key])]
+        return [(node, key) for key in keys] + [entry for key in keys for entry in entries(node[key])]
 
     for _ in range(400):
         copy = json.loads(json.dumps(document))
-        node, key = draw.choice(places(copy))
+        node, key = draw.choice(entries(copy))
         node[key] = draw.choice(values)
         (tmp_path / DOCUMENT).write_text(json.dumps(copy))
         try:
@@ -186,7 +186,7 @@ def test_the_summary_without_rows_is_that_of_the_whole_document_and_needs_none_u
         head = read_stage_times(tmp_path, with_rows=False)
         for field in ("stages", "metrics", "names", "last_step", "num_occurrences"):
             assert getattr(head, field) == getattr(whole, field), field
-        assert any(each.name == NAME for each in head.stages) and len(head.occurrences) == len(head.metric_rows) == 0
+        assert any(stage.name == NAME for stage in head.stages) and len(head.occurrences) == len(head.metric_rows) == 0
 
 
 def test_of_two_runs_in_one_folder_the_last_is_read(tmp_path, monkeypatch):
@@ -288,7 +288,7 @@ def test_it_writes_by_itself_from_a_thread_that_ends_with_it(tmp_path, monkeypat
     assert written.wait(60)
     assert forwards(tmp_path) == 3
     timer.stop()
-    assert not [each for each in threading.enumerate() if each.name.startswith("boundby")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("boundby")]
 
 
 def test_a_document_that_takes_long_is_written_seldom(tmp_path, monkeypatch, disk_clock):

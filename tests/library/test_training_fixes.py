@@ -76,8 +76,8 @@ def recipe(clock, monkeypatch):
 
 
 def tried(recipe, clock, **options):
-    found = try_fixes(recipe, Timer(clock), budget_s=600.0, watch=FakeWatch(), pause=clock.advance, **options)
-    return {trial.fix.kind: trial for trial in found.trials}, {each.fix.kind: each for each in found.untried}
+    tried = try_fixes(recipe, Timer(clock), budget_s=600.0, watch=FakeWatch(), pause=clock.advance, **options)
+    return {trial.fix.kind: trial for trial in tried.trials}, {refused.fix.kind: refused for refused in tried.untried}
 
 
 def test_each_fix_gains_what_its_part_alone_predicts_and_never_more_than_its_part_takes(recipe, clock):
@@ -91,7 +91,9 @@ def test_each_fix_gains_what_its_part_alone_predicts_and_never_more_than_its_par
         predicted = trials[kind].predicted
         assert predicted.low <= trials[kind].measured.value <= predicted.high, kind
     assert trials["fuse_operators"].predicted is None, "nobody has calibrated a compiler"
-    assert {kind: each.reason for kind, each in untried.items()} == {"pin_memory": "it is pinned for copies to a GPU"}
+    assert {kind: refused.reason for kind, refused in untried.items()} == {
+        "pin_memory": "it is pinned for copies to a GPU"
+    }
 
 
 @pytest.mark.parametrize(("cores", "low", "high"), [(8, 4 / 3, 4 / 3), (2, 1, 4 / 3), (1, 1, 1)])
@@ -154,7 +156,7 @@ def test_what_cannot_be_tried_is_named_with_the_reason_and_the_others_stand(reci
     monkeypatch.setattr(fixes, "compile_obstacle", lambda device: "the C++ compiler g++ is missing")
     trials, untried = tried(dataclasses.replace(recipe, workers=4, is_pinned=True), clock)
     assert set(trials) == {"fused_optimizer"}
-    assert {kind: (each.kind, each.reason) for kind, each in untried.items()} == {
+    assert {kind: (refused.kind, refused.reason) for kind, refused in untried.items()} == {
         "worker_processes": ("not_possible", "4 load it already"),
         "pin_memory": ("not_possible", "it is pinned already"),
         "autocast": ("failed", "RuntimeError: no bfloat16 here"),

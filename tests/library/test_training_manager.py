@@ -93,14 +93,14 @@ def test_the_losses_are_the_same_and_every_file_is_there(tmp_path, bare):
     assert {"aten::addmm", "aten::mul"} <= {row["name"] for row in rows}
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert (manifest["steps_recorded"], manifest["downgrades"]) == (2, [])
-    assert [each["what"] for each in manifest["unavailable"]] == ["device events", "memory snapshot"]
+    assert [item["what"] for item in manifest["unavailable"]] == ["device events", "memory snapshot"]
     summary = summary_in(tmp_path)
     assert (summary["status"], summary["last_step"], summary["given_up"]) == ("finished", STEPS - 1, [])
     assert summary["verdict"]["bound"] and summary["step_s"]["n"] == STEPS - 3
-    shares = [each["share"] for each in summary["stages"]] + [summary["in_no_stage_share"]]
+    shares = [stage["share"] for stage in summary["stages"]] + [summary["in_no_stage_share"]]
     assert sum(shares) == pytest.approx(1)
-    assert [each["name"] for each in summary["stages"]] == ["data", "forward", "backward", "optimizer"]
-    counted = {each["name"]: each["values"]["n"] for each in summary["metrics"]}
+    assert [stage["name"] for stage in summary["stages"]] == ["data", "forward", "backward", "optimizer"]
+    counted = {metric["name"]: metric["values"]["n"] for metric in summary["metrics"]}
     assert counted["loss"] == counted["samples"] == STEPS and counted["process_bytes"] >= 1
     assert said == []
 
@@ -144,19 +144,19 @@ def test_a_short_resumed_run_is_recorded_as_far_as_it_goes_and_its_trace_bears_i
     trace = read_trace(tmp_path / "trace.json")
     assert {name for name in trace.names if name.startswith("ProfilerStep")} == {"ProfilerStep#106", "ProfilerStep#107"}
     assert json.loads((tmp_path / "manifest.json").read_text())["cycles"][0]["first_step"] == 106
-    assert [each["what"] for each in summary_in(tmp_path)["given_up"]] == ["schedule"]
+    assert [remark["what"] for remark in summary_in(tmp_path)["given_up"]] == ["schedule"]
     assert read_stage_times(tmp_path).last_step == 100 + STEPS - 1
 
 
 def test_of_several_cycles_the_first_is_the_trace_and_options_of_the_recording_reach_it(tmp_path):
-    told = []
+    cycles = []
     options = CaptureOptions(stacks_path=tmp_path / "stacks.txt")
     with manager_in(tmp_path, schedule=Schedule(0, 1, 1, 2), capture=options) as manager:
         manager.register(
-            "trace_ready", lambda cycle: told.append((cycle.number, (tmp_path / "manifest.json").exists()))
+            "trace_ready", lambda cycle: cycles.append((cycle.number, (tmp_path / "manifest.json").exists()))
         )
         train(manager)
-    assert told == [(1, True), (2, True)]
+    assert cycles == [(1, True), (2, True)]
     assert (tmp_path / "trace.json").read_bytes() == (tmp_path / "trace_cycle1.json").read_bytes()
     assert "test_training_manager.py" in (tmp_path / "stacks.txt").read_text()
     assert Naming() == Naming(manager.snapshot().rank, manager.snapshot().world_size)
@@ -198,9 +198,9 @@ MARKS = ("begin", "end", "end_step", "settle", "restart_step", "disturb", "__ini
 @pytest.mark.parametrize(
     "fault",
     [
-        *((torch.profiler.profile, each, raising, "trace") for each in PROFILING),
+        *((torch.profiler.profile, method, raising, "trace") for method in PROFILING),
         *((Engine, "open", raising, "recorder"), (Recorder, "__init__", raising, "profiler")),
-        *((StageRecorder, each, raising, "stage times") for each in MARKS),
+        *((StageRecorder, method, raising, "stage times") for method in MARKS),
         *((files, "append_json_line", full, "log of stage times"), (files, "write_bytes", full, "stage_times.json")),
         *((files, "write_csv", full, "op_stats.csv"), (files, "write_json", full, "manifest.json")),
     ],
@@ -214,7 +214,7 @@ def test_whatever_fails_the_training_goes_on_and_the_rest_is_written(tmp_path, b
             assert train(manager) == bare
     if owner is not files or name in ("append_json_line", "write_csv"):
         summary = summary_in(tmp_path)
-        assert what in [each["what"] for each in summary["given_up"]]
+        assert what in [remark["what"] for remark in summary["given_up"]]
     if owner is not StageRecorder:
         assert manager.snapshot().stage("forward").host_s.n
     assert len([text for text in said if text.startswith(f"{what}: ")]) == 1
@@ -275,10 +275,10 @@ def test_cuda_events_are_pooled_and_none_stands_in_a_captured_graph(monkeypatch)
 def test_the_machine_is_read_once_a_second_between_two_steps():
     clock = FakeClock()
     source = SimpleNamespace(reason=None, reasons={}, read=lambda: {"process_bytes": clock.now})
-    readings, found = Readings(source, clock), []
+    readings, values = Readings(source, clock), []
     for clock.now in (5.0, 5.5, 5.99, 6.0, 6.9, 9.0, 9.5):
-        found.append(readings.due().get("process_bytes"))
-    assert found == [5.0, None, None, 6.0, None, 9.0, None]
+        values.append(readings.due().get("process_bytes"))
+    assert values == [5.0, None, None, 6.0, None, 9.0, None]
 
 
 def test_a_source_that_fails_is_a_remark_and_no_end_of_the_run(tmp_path, monkeypatch):
@@ -289,7 +289,7 @@ def test_a_source_that_fails_is_a_remark_and_no_end_of_the_run(tmp_path, monkeyp
     with ProfilerManager(tmp_path, device=CPU, options=ManagerOptions(trace=False)) as manager:
         manager.step()
     times = read_stage_times(tmp_path)
-    assert times.last_step == 0 and [each.what for each in times.remarks] == ["readings"]
+    assert times.last_step == 0 and [remark.what for remark in times.remarks] == ["readings"]
     assert "the driver is gone" in times.remarks[0].reason
 
 

@@ -8,15 +8,14 @@ import pytest
 from boundby import files
 from boundby.bound.verdict import Verdict
 from boundby.training import StageTimer, TimerOptions, ranks_in
-from boundby.training.results import (
-    SUMMARY,
-    RunFiles,
+from boundby.training.results import SUMMARY, RunFiles
+from boundby.training.summary import (
+    job_summary,
     merge_at_stop,
-    merged_summary,
     read_trace_verdict,
-    summary_document,
+    run_summary,
     trace_verdict_of,
-    write_merged_summary,
+    write_job_summary,
 )
 from tests.fakes import FakeNanoseconds
 
@@ -42,12 +41,16 @@ def leave(folder, rank, world_size=2, *, data_s=1.0, backward_s=1.0, is_killed=F
             path.write_bytes(content)
         return
     timer.stop(error)
-    document = summary_document(timer.snapshot(), None, TRACE if rank else None)
+    document = run_summary(timer.snapshot(), None, TRACE if rank else None)
     files.write_json(RunFiles(folder, rank, world_size).path(SUMMARY), document)
 
 
 def summary_in(folder: Path) -> dict:
     return json.loads((folder / SUMMARY).read_text())
+
+
+def merged_summary(folder: Path) -> dict:
+    return json.loads(files.encode_json(job_summary(folder)))
 
 
 def straggler_of(folder: Path) -> dict | None:
@@ -58,14 +61,13 @@ def test_stages_are_compared_over_the_processes(tmp_path):
     for rank, (data, backward) in enumerate([(1, 6), (1, 6), (6, 1), (2, 5)]):
         leave(tmp_path, rank, 4, data_s=data, backward_s=backward)
     merged = merged_summary(tmp_path)
-    assert (merged["world_size"], merged["missing_ranks"], merged["unreadable_ranks"]) == (4, [], [])
+    assert (merged["world_size"], merged["missing_ranks"], merged["unreadable_ranks"]) == (4, [], {})
     by_name = {stage["name"]: stage for stage in merged["stages"]}
     assert list(by_name) == ["step", "data", "forward", "backward"]  # an epoch holds steps, and is no part of one
     data = by_name["data"]
-    assert {own["rank"]: own["seconds"] for own in data["per_step_s"]} == {0: 1, 1: 1, 2: 6, 3: 2}
-    assert [data[name] for name in ("mean_s", "median_s", "minimum_s", "maximum_s")] == [2.5, 1.5, 1, 6]
-    assert (data["slowest_rank"], data["slowest_over_median"]) == (2, 4)
-    assert by_name["backward"]["slowest_rank"] == 0 and by_name["step"]["mean_s"] == 9
+    assert data["per_step_s"] == {"0": 1, "1": 1, "2": 6, "3": 2}
+    assert (data["median_s"], data["slowest_rank"], data["slowest_over_median"]) == (1.5, 2, 4)
+    assert by_name["backward"]["slowest_rank"] == 0 and by_name["step"]["median_s"] == 9
     straggler = straggler_of(tmp_path)
     assert (straggler["rank"], straggler["stage"], straggler["slower_by"]) == (2, "data", pytest.approx(9 / 4))
 
@@ -73,25 +75,25 @@ def test_stages_are_compared_over_the_processes(tmp_path):
 def test_the_merged_summary_has_the_names_of_a_single_one_and_every_process(tmp_path):
     leave(tmp_path, 0, data_s=6.0)
     leave(tmp_path, 1, backward_s=6.0)
-    write_merged_summary(tmp_path)
+    write_job_summary(tmp_path)
     document = summary_in(tmp_path)
     single = json.loads((tmp_path / f"rank0_{SUMMARY}").read_text())
     alone = {"rank", "step_s", "in_no_stage_share", "metrics"}
     assert set(single) - set(document) == alone
     assert (document["status"], document["first_step"], document["last_step"]) == ("finished", 0, 19)
-    processes = [(each["rank"], each["status"], each["step_s"]["n"]) for each in document["ranks"]]
+    processes = [(rank["rank"], rank["status"], rank["step_s"]["n"]) for rank in document["ranks"]]
     assert processes == [(0, "finished", 20), (1, "finished", 20)]
     assert document["verdict"]["straggler"]["rank"] == 0
     assert document["verdict"]["text"][0].startswith("What:  input")
-    data = next(each for each in document["stages"] if each["name"] == "data")
-    assert data["per_step_s"] == [{"rank": 0, "seconds": 6.0}, {"rank": 1, "seconds": 1.0}]
+    data = next(stage for stage in document["stages"] if stage["name"] == "data")
+    assert data["per_step_s"] == {"0": 6.0, "1": 1.0}
 
 
 def test_the_verdict_on_the_trace_of_any_process_counts(tmp_path):
     for rank in range(2):
         leave(tmp_path, rank)
     merged = merged_summary(tmp_path)
-    assert merged["trace_verdict"] == TRACE.as_dict() and merged["verdict"]["bound"] == "launch"
+    assert trace_verdict_of(merged) == TRACE and merged["verdict"]["bound"] == "launch"
     (tmp_path / f"rank1_{SUMMARY}").write_text('{"trace_verdict": {"bound": "magic"}}')
     assert merged_summary(tmp_path)["trace_verdict"] is None
 
@@ -112,7 +114,7 @@ def test_a_killed_process_and_missing_ones_are_named(tmp_path):
     leave(tmp_path, 1, 4, is_killed=True)
     leave(tmp_path, 2, 4, error=RuntimeError("out of memory"))
     document = merged_summary(tmp_path)
-    assert [(each["rank"], each["status"]) for each in document["ranks"]] == [(1, "running"), (2, "failed")]
+    assert [(rank["rank"], rank["status"]) for rank in document["ranks"]] == [(1, "running"), (2, "failed")]
     assert (document["status"], document["error"]) == ("failed", "RuntimeError: out of memory")
     assert document["missing_ranks"] == [0, 3]
     assert "ranks: nothing is known of 0, 3 of 4" in document["verdict"]["doubts"]
@@ -123,8 +125,8 @@ def test_what_cannot_be_read_is_named_with_its_reason(tmp_path):
     leave(tmp_path, 0)
     (tmp_path / "rank1_stage_times.json").write_text("{")
     document = merged_summary(tmp_path)
-    assert [each["rank"] for each in document["unreadable_ranks"]] == [1]
-    assert "rank1_stage_times.json" in document["unreadable_ranks"][0]["reason"]
+    assert list(document["unreadable_ranks"]) == ["1"]
+    assert "rank1_stage_times.json" in document["unreadable_ranks"]["1"]
     (tmp_path / "rank0_stage_times.json").write_text("{")
     (tmp_path / "rank0_stage_log.jsonl").unlink()
     nothing = merged_summary(tmp_path)
@@ -136,7 +138,7 @@ def test_a_folder_of_one_process_has_nothing_to_merge(tmp_path):
         merged_summary(tmp_path)
     leave(tmp_path, 0, 1)
     with pytest.raises(FileNotFoundError, match="no run of several processes"):
-        write_merged_summary(tmp_path)
+        write_job_summary(tmp_path)
     merge_at_stop(RunFiles(tmp_path, 0, 1))
     assert "ranks" not in summary_in(tmp_path)
 
@@ -150,7 +152,7 @@ def test_processes_of_an_earlier_run_are_not_merged_and_what_cannot_be_read_coun
     merged = merged_summary(tmp_path)
     assert ranks_in(tmp_path) == (0, 1)
     assert (merged["world_size"], merged["missing_ranks"], straggler_of(tmp_path)) == (2, [], None)
-    assert {own["rank"] for stage in merged["stages"] for own in stage["per_step_s"]} == {0, 1}
+    assert {rank for stage in merged["stages"] for rank in stage["per_step_s"]} == {"0", "1"}
     for rank in (1, 2):
         (tmp_path / f"rank{rank}_stage_times.json").write_text("{")
     assert ranks_in(tmp_path) == (0, 1)
@@ -189,13 +191,15 @@ def test_the_merged_summary_tells_what_each_process_gave_up_and_could_not_give(t
         document["given_up"] = [{"what": "trace", "reason": f"broken on {rank}"}]
         document["unavailable"] = [{"what": "device events", "reason": "no device"}]
         files.write_json(path, document | {"profiler_s": seconds})
-    write_merged_summary(tmp_path)
+    write_job_summary(tmp_path)
     document = summary_in(tmp_path)
-    given_up = [(each["rank"], each["what"], each["reason"]) for each in document["given_up"]]
-    assert given_up == [(0, "trace", "broken on 0"), (1, "trace", "broken on 1")]
-    assert [(each["rank"], each["what"]) for each in document["unavailable"]] == [(n, "device events") for n in (0, 1)]
+    given_up = {rank: [remark["reason"] for remark in remarks] for rank, remarks in document["given_up"].items()}
+    assert given_up == {"0": ["broken on 0"], "1": ["broken on 1"]}
+    assert {rank: remark["what"] for rank, [remark] in document["unavailable"].items()} == {
+        rank: "device events" for rank in "01"
+    }
     assert document["profiler_s"] == 2.5
-    assert [each["profiler_s"] for each in document["ranks"]] == [0.0, 2.5, None]
+    assert [rank["profiler_s"] for rank in document["ranks"]] == [0.0, 2.5, None]
 
 
 @pytest.mark.parametrize("summary", ["", "[]", '{"given_up": 3}', '{"given_up": ["text"]}'])
@@ -205,8 +209,8 @@ def test_of_a_process_without_a_sound_summary_the_stage_times_tell_what_it_gave_
     timer.remarks.add("readings", "the driver is gone")
     timer.stop()
     (tmp_path / f"rank1_{SUMMARY}").write_text(summary)
-    write_merged_summary(tmp_path)
-    assert [(each["rank"], each["what"]) for each in summary_in(tmp_path)["given_up"]] == [(1, "readings")]
+    write_job_summary(tmp_path)
+    assert [remark["what"] for remark in summary_in(tmp_path)["given_up"]["1"]] == ["readings"]
     assert summary_in(tmp_path)["profiler_s"] is None
 
 
@@ -216,7 +220,7 @@ def test_whoever_stops_last_completes_the_summary(tmp_path, order):
     for rank in order:
         leave(tmp_path, rank, 3)
         merge_at_stop(RunFiles(tmp_path, rank, 3))
-        written.append((tmp_path / SUMMARY).is_file() and [each["rank"] for each in summary_in(tmp_path)["ranks"]])
+        written.append((tmp_path / SUMMARY).is_file() and [rank["rank"] for rank in summary_in(tmp_path)["ranks"]])
     assert written[-1] == [0, 1, 2]
     assert written[order.index(0)] == sorted(order[: order.index(0) + 1])  # the first process needs no other
     assert not any(written[: order.index(0)])
@@ -232,5 +236,5 @@ def test_a_process_that_stops_while_another_writes_is_not_lost(tmp_path, monkeyp
         write_json(path, document)
 
     monkeypatch.setattr(files, "write_json", write_late)
-    write_merged_summary(tmp_path)
-    assert [each["rank"] for each in summary_in(tmp_path)["ranks"]] == [0, 1]
+    write_job_summary(tmp_path)
+    assert [rank["rank"] for rank in summary_in(tmp_path)["ranks"]] == [0, 1]

@@ -116,7 +116,7 @@ def test_nothing_of_a_run_that_goes_on_is_removed(recorded):
     running = manager_in(recorded)
     running.start()
     train(running)
-    before = {name: each for name, each in contents_of(recorded).items() if not name.startswith("stage_")}
+    before = {name: content for name, content in contents_of(recorded).items() if not name.startswith("stage_")}
     assert {"trace.json", "op_stats.csv", "manifest.json"} <= set(before)
     said: list[str] = []
     second = manager_in(recorded, said=said)
@@ -188,7 +188,7 @@ def test_what_has_ended_stays_off_and_says_so_and_what_is_off_says_nothing(tmp_p
             train(whole)
     assert contents_of(tmp_path) == before
     assert said == [f"{what}: it has ended; make a new one for another loop: nothing of this one is recorded"]
-    assert {each.what: each.count for each in whole.snapshot().remarks}.get(what) == 2
+    assert {remark.what: remark.count for remark in whole.snapshot().remarks}.get(what) == 2
     assert whole.snapshot().last_step == 5
     off = ProfilerManager(tmp_path / "off", enabled=False, say=said.append)
     for _ in range(2):
@@ -205,8 +205,8 @@ def test_what_follows_from_settings_and_loop_is_written_and_not_said_but_steps_t
     with manager_in(tmp_path, Schedule(1, 0, 3), said, capture=CaptureOptions(stacks=True)) as manager:
         train(manager, steps)
     downgrades = manifest_in(tmp_path)["downgrades"]
-    assert said == [] and {"warm-up", "trace"} <= {each["what"] for each in downgrades}
-    assert all(each["is_foreseen"] for each in downgrades)
+    assert said == [] and {"warm-up", "trace"} <= {downgrade["what"] for downgrade in downgrades}
+    assert all(downgrade["is_foreseen"] for downgrade in downgrades)
     monkeypatch.setattr(Exported, "steps", 1)
     with manager_in(tmp_path, Schedule(1, 1, 2), said) as manager:
         train(manager)

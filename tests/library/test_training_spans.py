@@ -163,15 +163,15 @@ def test_recording_and_reading_between_steps_are_in_no_epoch_and_their_time_is_t
     options = ManagerOptions(TimerOptions(in_background=False), readings=False)
     manager = ProfilerManager(tmp_path, device=torch.device("cpu"), schedule=Schedule(1, 1, 1), options=options)
     manager.timer.clock = clock
-    told = []
+    states = []
     with manager:
         for _ in range(2):
             with manager.span("epoch"):
                 for _ in range(3):
-                    told.append((manager.slows_step, manager.between_steps_s))
+                    states.append((manager.slows_step, manager.between_steps_s))
                     run(manager.timer, clock, forward=1)
                     manager.step()
-    assert told == [(False, 0), (True, 10), (True, 20), (False, 30), (False, 40), (False, 50)]
+    assert states == [(False, 0), (True, 10), (True, 20), (False, 30), (False, 40), (False, 50)]
     assert host_ns(manager.timer, "epoch", "span") == [3 * S, 3 * S]
     assert flags(manager.timer) == [DISTURBED, 0]
     assert manager.snapshot().stage("epoch", "span").host_s.total == 3
@@ -183,9 +183,9 @@ def test_recording_and_reading_between_steps_are_in_no_epoch_and_their_time_is_t
 
 
 def batches(clock: FakeNanoseconds) -> Iterator[int]:
-    for each in range(3):
+    for number in range(3):
         clock.advance(2)
-        yield each
+        yield number
     clock.advance(2)
 
 
@@ -242,11 +242,11 @@ def test_ends_that_never_came_inside_it_are_forgotten_with_its_step_and_an_excep
 
 
 def test_whoever_asks_is_told_whether_something_excluded_is_open(timer):
-    timer.hooks.register("stage_end", lambda name, seconds: told.append((name, timer.is_excluded)))
-    told: list[tuple[str, bool]] = []
+    timer.hooks.register("stage_end", lambda name, seconds: calls.append((name, timer.is_excluded)))
+    calls: list[tuple[str, bool]] = []
     with timer.excluded("evaluation"):
         with timer.stage("forward"):
             pass
         with timer.excluded("evaluation"):
             pass
-    assert told == [("forward", True), ("evaluation", True), ("evaluation", False)]
+    assert calls == [("forward", True), ("evaluation", True), ("evaluation", False)]

@@ -17,7 +17,7 @@ STYLES = ("boundby/layers/dashboard/page.css", "utils/render/page.css", "utils/r
 def declarations(text: str) -> set[tuple[str, str]]:
     """Return selector and declaration of every rule, those of media queries too."""
     rules = re.findall(r"([^{};]+)\{([^{}]*)\}", text)
-    return {(" ".join(rule.split()), each.strip()) for rule, body in rules for each in body.split(";") if each.strip()}
+    return {(" ".join(rule.split()), line.strip()) for rule, body in rules for line in body.split(";") if line.strip()}
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

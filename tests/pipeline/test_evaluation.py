@@ -49,9 +49,11 @@ def test_every_row_is_predicted_once_and_scored(made):
     folder = made[0] / "undisturbed" / "evaluation"
     lines = [line.split(",") for line in (folder / "predictions.csv").read_text().splitlines()[1:]]
     assert [int(line[0]) for line in lines] == list(range(workplace.ROWS))
-    found = json.loads((folder / "metrics.json").read_text())["metrics"]
-    assert set(found) | set(share_of_ceiling(found, [], None, "cpu")) == set(full_metrics())  # of the report's tests
-    assert found["accuracy"] == pytest.approx(sum(line[1] == line[2] for line in lines) / len(lines))
+    metrics = json.loads((folder / "metrics.json").read_text())["metrics"]
+    assert set(metrics) | set(share_of_ceiling(metrics, [], None, "cpu")) == set(
+        full_metrics()
+    )  # of the report's tests
+    assert metrics["accuracy"] == pytest.approx(sum(line[1] == line[2] for line in lines) / len(lines))
 
 
 def test_run_and_finalize_come_after_a_plan_that_is_made_once_and_not_edited(evaluation, capsys):
@@ -102,9 +104,9 @@ def test_other_weights_are_another_plan(made, evaluation, tmp_path, capsys):
     folder, settings = evaluation
     plan = _planned(folder, settings)
     wanted = structs.replace(plan.identity, model_sha256="0" * 64, versions={"torch": "1"})
-    found = plans.differences(plan.identity, wanted)
-    assert found[0] == f"model_sha256 is {'0' * 37}..., planned was {plan.identity.model_sha256[:37]}..."
-    assert "versions.torch is 1, planned was" in "".join(found)
+    differences = plans.differences(plan.identity, wanted)
+    assert differences[0] == f"model_sha256 is {'0' * 37}..., planned was {plan.identity.model_sha256[:37]}..."
+    assert "versions.torch is 1, planned was" in "".join(differences)
     other = [*settings, f"model.name={save_bert(tmp_path / 'model', labels=('a', 'b', 'c'))}"]
     assert workplace.evaluate(other, "run") == [2]
 
@@ -222,7 +224,7 @@ def test_reading_a_shard_ahead_changes_nothing(made, evaluation, monkeypatch):
             coming = self.tokenize(texts) if texts is not None else None
 
     monkeypatch.setattr(Predictor, "predict_each", ahead)
-    receipts = [(each.shard, each.status) for each in predictor.predict_shards([0, 1, 2])]
+    receipts = [(receipt.shard, receipt.status) for receipt in predictor.predict_shards([0, 1, 2])]
     assert receipts == [(0, "predicted"), (1, "kept"), (2, "predicted")]
     assert workplace.evaluate(settings, "finalize") == [0]
     assert workplace.results(folder.path) == made[2]
@@ -286,9 +288,9 @@ def _out_of_memory(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     predict, left = Predictor.predict_tokens, [times]
 
     def starved(self, tokens, **seconds):
-        found = predict(self, tokens, **seconds)
+        prediction = predict(self, tokens, **seconds)
         left[0] -= 1
-        return replace(found, halvings=1, logits=found.logits + 1e-6) if left[0] >= 0 else found
+        return replace(prediction, halvings=1, logits=prediction.logits + 1e-6) if left[0] >= 0 else prediction
 
     monkeypatch.setattr(Predictor, "predict_tokens", starved)
 

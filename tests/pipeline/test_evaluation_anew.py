@@ -123,10 +123,10 @@ def test_parts_that_another_machine_has_kept_are_not_those_of_the_plan_made_anew
     assert "was planned anew; what lay here is in" in capsys.readouterr().err
     assert min(starts(second[0])) > max(before)
     assert len(list(second[0].path.parent.glob("previous/*/evaluation/part-*"))) == 3
-    found = [plans.load(folder) for folder, _ in (first, second)]
-    assert found[0] == found[1] and found[0].attempt is not None
+    both = [plans.load(folder) for folder, _ in (first, second)]
+    assert both[0] == both[1] and both[0].attempt is not None
     assert workplace.evaluate(first[1], "plan --anew") == [0]
-    assert plans.load(first[0]).attempt not in (None, found[0].attempt)
+    assert plans.load(first[0]).attempt not in (None, both[0].attempt)
 
 
 def test_a_runner_with_a_plan_for_something_else_than_the_store_is_refused_and_moves_nothing(at, capsys):

@@ -184,9 +184,9 @@ def in_another_process(monkeypatch) -> None:
 
 def test_a_large_file_is_read_once_for_all_processes(large, monkeypatch):
     path, read, sha256 = large
-    found = contents.sha256(path)
+    digest = contents.sha256(path)
     in_another_process(monkeypatch)
-    assert contents.sha256(path) == found == sha256(path) and len(read) == 1
+    assert contents.sha256(path) == digest == sha256(path) and len(read) == 1
 
 
 @pytest.mark.parametrize("way", ["in place", "moved over"])
@@ -236,8 +236,8 @@ def other_package(name: str, version: str | None):
     return replaced
 
 
-def other_answer(place: str, answer: object):
-    return lambda patch: patch.setattr(place, lambda: answer)
+def other_answer(target: str, answer: object):
+    return lambda patch: patch.setattr(target, lambda: answer)
 
 
 UNLIKE = {  # what makes a worker round otherwise: how it is seen, and told
@@ -277,17 +277,17 @@ def test_a_worker_that_may_round_otherwise_is_refused_in_a_line_that_names_the_d
     evaluation_folder, monkeypatch, capsys, unlike
 ):
     folder, settings, _ = evaluation_folder
-    differs, told = UNLIKE[unlike]
+    differs, message = UNLIKE[unlike]
     assert workplace.evaluate(settings, "plan", "run --shards 0/3") == [0, 0]
     left = workplace.results(folder.path)
     with monkeypatch.context() as patch:
         differs(patch)
         assert workplace.evaluate(settings, "run", "plan") == [2, 2]
-        assert capsys.readouterr().err.count(told) == 2
+        assert capsys.readouterr().err.count(message) == 2
         with pytest.raises(InputError, match="not such a machine as was planned for") as refused:
             shards.ShardPredictor.open(folder.plan)
         said = str(refused.value)
-        assert told in said and "--anew" in said and len(said.splitlines()) == 1
+        assert message in said and "--anew" in said and len(said.splitlines()) == 1
         assert workplace.evaluate(settings, "finalize") == [1]  # it computes nothing: only parts are missing
         assert workplace.results(folder.path) == left
     assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
@@ -314,7 +314,7 @@ def test_lists_that_differ_are_told_by_what_is_lacking_and_what_is_besides(evalu
         ("new", *planned.labels[1:]): f"labels lacks {planned.labels[0]} and has new besides",
         planned.labels[::-1]: f"labels is {planned.labels[::-1]}, planned was {planned.labels}",
     }
-    found = {labels: plans.differences(planned, structs.replace(planned, labels=labels)) for labels in others}
-    assert {labels: [text[:40] for text in texts] for labels, texts in found.items()} == {
+    differences = {labels: plans.differences(planned, structs.replace(planned, labels=labels)) for labels in others}
+    assert {labels: [text[:40] for text in texts] for labels, texts in differences.items()} == {
         labels: [text[:40]] for labels, text in others.items()
     }

@@ -92,8 +92,8 @@ def test_every_shard_is_done_once_and_no_worker_has_more_than_its_share(shards, 
 def test_a_shard_is_tried_three_times_where_the_program_fails_ten_where_workers_are_lost_and_once_where_the_user_errs():
     error = failed(RuntimeError("device-side assert"))
     ray = FakeRay({1: [error] * 2})
-    found, said = work(ray, 4, size=1)
-    assert found == [0, 1, 2, 3] and len(said) == len(ray.killed) == 2
+    done, said = work(ray, 4, size=1)
+    assert done == [0, 1, 2, 3] and len(said) == len(ray.killed) == 2
     with pytest.raises(PipelineError, match="failed in shard 1, 3 times, at last: RuntimeError: device-side assert"):
         work(FakeRay({1: [error] * 3}), 4)
     with pytest.raises(PipelineError, match="lost in shard 1, 10 times, at last: out of memory. The finished shards"):
@@ -132,16 +132,16 @@ def parts_of(folder: EvaluationFolder) -> dict[str, bytes]:
 
 
 def opened(folder: EvaluationFolder, store: str | None = None) -> ray_engine.Worker:
-    found = ray_engine.Worker(folder.plan, ray_engine.Demand(store_url=store))
-    found.open()
-    return found
+    worker = ray_engine.Worker(folder.plan, ray_engine.Demand(store_url=store))
+    worker.open()
+    return worker
 
 
 def test_a_worker_that_is_asked_for_several_shards_leaves_the_same_bytes(planned):
     folder, expected = planned
-    found = opened(folder)
+    worker = opened(folder)
     for shards in ((0, 1), (2,), (0, 3, 4)):
-        assert sorted(receipt.shard for receipt in found.predict(shards, False)) == list(shards)
+        assert sorted(receipt.shard for receipt in worker.predict(shards, False)) == list(shards)
     assert parts_of(folder) == expected
 
 
@@ -172,15 +172,15 @@ def test_a_plan_that_a_worker_cannot_see_is_one_message_with_the_way_out(tmp_pat
 @pytest.fixture
 def puts(monkeypatch):
     """The names of the objects that were put into stores in memory, in their order."""
-    found: list[str] = []
+    names: list[str] = []
     put = MemoryFileSystem.put_file
 
     def counted(self, path, where, **options):
-        found.append(Path(where).name)
+        names.append(Path(where).name)
         put(self, path, where, **options)
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", counted)
-    yield found
+    yield names
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
@@ -225,13 +225,13 @@ def test_a_worker_needs_the_store_alone_and_proves_its_inputs(made, planned, tmp
     store = storage.Storage("memory://run")
     store.push_plan(folder)
     places = [tmp_path / name for name in ("one", "two")]
-    for place in places:
-        place.mkdir()
+    for directory in places:
+        directory.mkdir()
     monkeypatch.chdir(places[0])
-    found = ray_engine.Worker(Path("/nowhere/plan.json"), ray_engine.Demand(store_url="memory://run"))
-    used = found.open().plan.places
+    names = ray_engine.Worker(Path("/nowhere/plan.json"), ray_engine.Demand(store_url="memory://run"))
+    used = names.open().plan.places
     assert all(Path(path).is_relative_to(places[0]) for path in (used.dataset, used.model))
-    assert [found.predict([shard], False)[0].status for shard in (0, 1, 0)] == ["predicted", "predicted", "kept"]
+    assert [names.predict([shard], False)[0].status for shard in (0, 1, 0)] == ["predicted", "predicted", "kept"]
     assert parts_of(folder) == {}
     assert store.pull(folder, range(5)) == {0, 1}
     assert parts_of(folder) == {name: expected[name] for name in ("part-00000.parquet", "part-00001.parquet")}

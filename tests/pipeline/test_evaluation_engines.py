@@ -15,7 +15,7 @@ from boundby.inference.engines import ENGINES
 from boundby.timing.stats import estimate
 from tests import evaluation_workplace as workplace
 from utils.command.artifacts import EvaluationFolder
-from utils.evaluation import engines, parts
+from utils.evaluation import engines
 from utils.evaluation import plan as plans
 
 FAST, LEVEL = [(2.0, 1.0)] * 5, [(1.0, 1.0), (1.1, 1.0)] * 3
@@ -31,7 +31,7 @@ def engine(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamesp
     """One engine that is installed: it computes the model itself, its logits times `scale`, and wins by `turns`."""
     from transformers import AutoModelForSequenceClassification
 
-    name = next(each for each in settings if each.startswith("model.name")).partition("=")[2]
+    name = next(setting for setting in settings if setting.startswith("model.name")).partition("=")[2]
     model = AutoModelForSequenceClassification.from_pretrained(name).eval()
     fake = SimpleNamespace(conversions=0, scale=1.0, turns=FAST, calls=0, breaks_at=None)
 
@@ -69,7 +69,7 @@ def engine(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> SimpleNamesp
     smallest = lambda predictor, texts, budgets: SimpleNamespace(token_budget=min(budgets))  # noqa: E731
     monkeypatch.setattr(engines, "search_token_budget", smallest)
     monkeypatch.setattr(engines, "SHARE", 1e9)
-    only_float32 = {name: each for name, each in engines.PRECISIONS.items() if name == "float32"}
+    only_float32 = {name: precision for name, precision in engines.PRECISIONS.items() if name == "float32"}
     monkeypatch.setattr("boundby.inference.planning.available", lambda device: tuple(only_float32.values()))
     return fake
 
@@ -82,11 +82,6 @@ def planned(folder: Path) -> plans.Plan:
     return plans.load(EvaluationFolder(folder / "evaluation"))
 
 
-def labels(folder: Path) -> list[int]:
-    tables = [parts.read(path.read_bytes()) for path in sorted((folder / "evaluation").glob("part-*"))]
-    return [label for table in tables for label in table["prediction"].to_pylist()]
-
-
 def test_an_engine_that_surely_wins_computes_every_row_and_is_converted_once(settings, engine, tmp_path, capsys):
     arguments = asked(settings, tmp_path / "fastest")
     assert workplace.evaluate(arguments, *workplace.WHOLE) == [0, 0, 0]
@@ -96,7 +91,7 @@ def test_an_engine_that_surely_wins_computes_every_row_and_is_converted_once(set
     assert "OpenVINO is 2.00 [2.00, 2.00] times as fast as float32 here" in " ".join(capsys.readouterr().out.split())
     same = [*settings, f"output.results_dir={tmp_path / 'same'}"]
     assert workplace.evaluate(same, *workplace.WHOLE) == [0, 0, 0]  # which asks no engine
-    assert labels(tmp_path / "fastest") == labels(tmp_path / "same")
+    assert workplace.labels(tmp_path / "fastest") == workplace.labels(tmp_path / "same")
     record = json.loads((tmp_path / "fastest" / "evaluation" / "metrics.json").read_text())["metrics"]
     assert record["precision"] == "openvino" and record["exactness"]["same_labels"] == 80
     assert workplace.evaluate(arguments, "plan --anew") == [0] and engine.conversions == 1
@@ -212,7 +207,7 @@ def test_an_engine_that_fails_on_the_way_ends_the_run_and_the_same_command_goes_
     assert workplace.evaluate(arguments, "plan") == [0]
     before = engine.calls
     assert workplace.evaluate(arguments, "run", "finalize") == [0, 0]
-    expected, needed = labels(tmp_path), engine.calls - before
+    expected, needed = workplace.labels(tmp_path), engine.calls - before
     for path in (tmp_path / "evaluation").glob("part-*"):
         path.unlink()
     engine.breaks_at = engine.calls + needed  # its last batch
@@ -220,7 +215,7 @@ def test_an_engine_that_fails_on_the_way_ends_the_run_and_the_same_command_goes_
     assert workplace.evaluate(arguments, "run") == [1]
     assert "no such kernel" in capsys.readouterr().err
     engine.breaks_at = None
-    assert workplace.evaluate(arguments, "run") == [0] and labels(tmp_path) == expected
+    assert workplace.evaluate(arguments, "run") == [0] and workplace.labels(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -247,7 +242,7 @@ def test_true_candidates_are_measured_and_none_is_faster_than_what_is_taken(sett
 
     def watched(predictors: list[Any], texts: list[str]) -> list[list[float]]:
         rounds = turns(predictors, texts)
-        seen.append(([each.options.precision for each in predictors], np.array(rounds)))
+        seen.append(([predictor.options.precision for predictor in predictors], np.array(rounds)))
         return rounds
 
     monkeypatch.setattr(engines, "turns", watched)
@@ -263,4 +258,4 @@ def test_true_candidates_are_measured_and_none_is_faster_than_what_is_taken(sett
     assert planned(tmp_path / "fastest").choices.precision in names[1:]
     same = [*settings, f"output.results_dir={tmp_path / 'same'}"]
     assert workplace.evaluate(same, *workplace.WHOLE) == [0, 0, 0]
-    assert np.mean(np.array(labels(tmp_path / "fastest")) == labels(tmp_path / "same")) > 0.5
+    assert np.mean(np.array(workplace.labels(tmp_path / "fastest")) == workplace.labels(tmp_path / "same")) > 0.5

@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from boundby.inference import Tokens
 from boundby.inference.planning import token_budgets
-from boundby.inference.precision import can_prepare
+from boundby.inference.precision import can_prepack
 from boundby.inference.predictor import usual_budget
 from boundby.machine.ceilings import PRECISIONS, Ceilings, ComputeCeiling
 from boundby.work.roofline import Interval
@@ -21,15 +21,15 @@ from utils.command.errors import InputError, PipelineError
 from utils.data import load_texts
 from utils.evaluation import rows, tuning
 from utils.evaluation.finalize import busy_seconds, elapsed_seconds, occupancy
-from utils.evaluation.parts import Record
-from utils.evaluation.plan import Identity
+from utils.evaluation.plan import Budget, Identity
+from utils.evaluation.tuning import Load
 from utils.models.tasks.sequence_classification import score
 
 TEXTS = ("plain", 'with "quotes", and a comma', "two\nlines", "a\r\nbreak\rmore", "é\u2028ü 😀", " ", "=1+1", "last")
 
 
-def identity(found: int, wanted: int | None = None, seed: int | None = None) -> Identity:
-    data = ("sequence_classification", wanted or found, found, "", seed)
+def identity(row_count: int, wanted: int | None = None, seed: int | None = None) -> Identity:
+    data = ("sequence_classification", wanted or row_count, row_count, "", seed)
     model = ("", "", "", ("a", "b"), "float32", "highest", 64)
     return Identity(*data, *model, "same", 0.995, None, "auto", "cpu", "", {}, {})
 
@@ -49,11 +49,11 @@ def dataset(tmp_path) -> Path:
 def test_shards_hold_each_row_once_and_as_the_other_reader_sees_it(dataset, size):
     expected = load_texts(Layout(dataset.parent, dataset, dataset, dataset))
     shards = list(rows.split(dataset, identity(50), size))
-    found = [rows.read(dataset, shard, None) for shard in shards]
+    read_rows = [rows.read(dataset, shard, None) for shard in shards]
     assert [shard.id for shard in shards] == list(range(-(-50 // size)))
-    assert [text for each in found for text in each.texts] == expected.texts
-    assert np.array_equal(np.concatenate([each.row_ids for each in found]), expected.row_ids)
-    assert np.array_equal(np.concatenate([each.labels for each in found]), expected.labels)
+    assert [text for part in read_rows for text in part.texts] == expected.texts
+    assert np.array_equal(np.concatenate([part.row_ids for part in read_rows]), expected.row_ids)
+    assert np.array_equal(np.concatenate([part.labels for part in read_rows]), expected.labels)
 
 
 def test_a_seeded_sample_is_read_in_the_order_of_the_dataset(dataset):
@@ -61,10 +61,10 @@ def test_a_seeded_sample_is_read_in_the_order_of_the_dataset(dataset):
     positions = rows.evaluated_positions(50, 20, 0)
     assert sorted(np.random.default_rng(0).permutation(50)[:20]) == positions.tolist()
     shards = list(rows.split(dataset, identity(50, 20, 0), 8))
-    found = [rows.read(dataset, shard, positions) for shard in shards]
+    read_rows = [rows.read(dataset, shard, positions) for shard in shards]
     assert [shard.rows for shard in shards] == [8, 8, 4]
-    assert np.concatenate([each.row_ids for each in found]).tolist() == expected.row_ids[positions].tolist()
-    assert [text for each in found for text in each.texts] == [expected.texts[position] for position in positions]
+    assert np.concatenate([part.row_ids for part in read_rows]).tolist() == expected.row_ids[positions].tolist()
+    assert [text for part in read_rows for text in part.texts] == [expected.texts[position] for position in positions]
 
 
 def test_a_dataset_of_another_size_or_order_is_refused(dataset):
@@ -86,12 +86,12 @@ def test_texts_for_a_trial_come_from_all_over_the_dataset(dataset):
 
 
 def test_the_shortest_and_longest_rows_are_those_by_tokens_whatever_their_characters(dataset):
-    by_text = {text: place for place, text in enumerate(reversed(TEXTS))}  # so that no order of characters fits
+    by_text = {text: index for index, text in enumerate(reversed(TEXTS))}  # so that no order of characters fits
     extremes = rows.Extremes(7, lambda texts: np.array([by_text[text] for text in texts]))
     shards = list(rows.split(dataset, identity(50), 8, extremes))
     assert extremes.tokens == sum(by_text[TEXTS[row % len(TEXTS)]] for row in range(50))
-    found = rows.check_texts(dataset, shards, extremes.offsets, 0)
-    assert sorted(found) == sorted([TEXTS[-1]] * 6 + [TEXTS[-2]] + [TEXTS[0]] * 7)
+    texts = rows.check_texts(dataset, shards, extremes.offsets, 0)
+    assert sorted(texts) == sorted([TEXTS[-1]] * 6 + [TEXTS[-2]] + [TEXTS[0]] * 7)
     assert len(shards) == 7
 
     def none(texts):
@@ -110,10 +110,10 @@ def test_counts_merge_to_what_sklearn_scores(classes):
         score.counted(part, other, classes + 1)  # one class that never occurs
         for part, other in zip(np.split(labels, [3, 90]), np.split(predictions, [3, 90]), strict=True)
     )
-    found = score.scores(counted)
-    assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
-    assert found["f1_macro"] == pytest.approx(f1_score(labels, predictions, average="macro"), abs=1e-12)
-    assert found["f1_weighted"] == pytest.approx(f1_score(labels, predictions, average="weighted"), abs=1e-12)
+    scores = score.scores(counted)
+    assert scores["accuracy"] == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
+    assert scores["f1_macro"] == pytest.approx(f1_score(labels, predictions, average="macro"), abs=1e-12)
+    assert scores["f1_weighted"] == pytest.approx(f1_score(labels, predictions, average="weighted"), abs=1e-12)
 
 
 def test_each_machine_and_each_device_counts_once():
@@ -122,8 +122,8 @@ def test_each_machine_and_each_device_counts_once():
     assert busy_seconds([(0, 10), (1, 2), (8, 4)]) == 12  # workers beside each other
     spans = ((0, 10, "gpu-1"), (5, 10, "gpu-1"), (0, 8, "gpu-2"), (100, 1, "gpu-2"))
     shared = [cost(started, seconds, "a", device) for started, seconds, device in spans]
-    found = occupancy(shared)
-    assert (found["machine_time_s"], found["device_time_s"], found["machine_time_reason"]) == (16, 24, None)
+    occupied = occupancy(shared)
+    assert (occupied["machine_time_s"], occupied["device_time_s"], occupied["machine_time_reason"]) == (16, 24, None)
     for clock in (0, 5, -3600):  # that of the other machine is ahead, or behind
         both = occupancy([*shared, cost(clock, 10, "b", "gpu-3")])
         assert (both["machine_time_s"], both["device_time_s"]) == (26, 34)
@@ -139,26 +139,8 @@ def test_clocks_that_differ_change_no_duration(skew_s):
     assert elapsed_seconds(one_host) == 25
 
 
-def cost(started: float, seconds: float, host: str, device: str) -> Record:
-    counts = dict.fromkeys(
-        ("shard", "tokens", "truncated", "computed_texts", "useful_tokens", "computed_tokens", "guarded_texts"), 0
-    )
-    return Record(
-        "plan",
-        part_sha256="",
-        texts_sha256="",
-        **counts,
-        started_s=started,
-        seconds=seconds,
-        phases_s={},
-        host=host,
-        device="cuda:0",
-        device_id=device,
-        device_peak_bytes=None,
-        process_peak_bytes=None,
-        memory_reasons=(),
-        out_of_memory=0,
-    )
+def cost(started: float, seconds: float, host: str, device: str) -> SimpleNamespace:
+    return SimpleNamespace(span=(started, seconds), host=host, device_id=device)
 
 
 class Machine:
@@ -191,12 +173,12 @@ TEXTS_2000 = ["text"] * 2000
 
 def test_a_long_evaluation_takes_the_smallest_budget_as_fast_as_the_fastest():
     machine = Machine({512: 2.0, 1024: 1.5, 2048: 1.01, 4096: 1.0, 8192: 1.2})
-    found = tuning.choose_budget(machine, TEXTS_2000, 10_000.0, 1e-5)
-    assert found.token_budget == 2048
-    assert list(found.seconds) == ["512", "1024", "2048", "4096", "8192"]
+    budget_choice = tuning.choose_budget(machine, TEXTS_2000, Load(1e9, 1e-5))
+    assert budget_choice.token_budget == 2048
+    assert list(budget_choice.seconds) == ["512", "1024", "2048", "4096", "8192"]
     assert {count for count, _ in machine.calls[2:]} == {164}  # two full batches of the largest: 16,384 tokens
     machine = Machine({})
-    few = tuning.choose_budget(machine, TEXTS_2000[:20], 10_000.0, 1e-5)
+    few = tuning.choose_budget(machine, TEXTS_2000[:20], Load(1e9, 1e-5))
     assert (few.token_budget, few.reason) == (2048, "not measured: all texts together are too few")
     assert tuning.seconds_per_token(machine, TEXTS_2000) == pytest.approx(1e-5)
     assert machine.calls == [(21, 2048)] * 2  # a full batch: fewer texts would not fill a GPU
@@ -215,14 +197,14 @@ def test_a_long_evaluation_takes_the_smallest_budget_as_fast_as_the_fastest():
 )
 def test_a_search_is_made_where_it_is_predicted_to_save_what_it_takes(a_quarter, whole_s, saved_s):
     machine = Machine({512: a_quarter})
-    found = tuning.choose_budget(machine, TEXTS_2000, whole_s, 1e-5)
+    budget_choice = tuning.choose_budget(machine, TEXTS_2000, Load(whole_s / 1e-5, 1e-5))
     search_s = 1e-5 * 164 * 100 * len(token_budgets(machine.device)) * (tuning.SEARCH_ROUNDS + 1)
     if saved_s == "searched":
-        assert found.seconds and found.token_budget == (512 if a_quarter < 1 else 1024)
+        assert budget_choice.seconds and budget_choice.token_budget == (512 if a_quarter < 1 else 1024)
         return
     reason = f"not measured: a search would take {search_s:.1f} s of about {whole_s:.1f} s"
-    told = "" if saved_s is None else f", and is predicted to save {saved_s:.1f} s"
-    assert (found.token_budget, found.seconds, found.reason) == (2048, None, reason + told)
+    prediction = "" if saved_s is None else f", and is predicted to save {saved_s:.1f} s"
+    assert budget_choice == Budget(2048, reason + prediction)
     assert machine.calls == ([] if saved_s is None else [(6, 512)] * 2)
 
 
@@ -248,23 +230,26 @@ def of_layers(products: float) -> torch.nn.Module:
     return layers.to("meta")
 
 
+LOAD = Load(24e6, 554 / 24e6)  # the set on which it was not tried
+
+
 def test_what_faster_products_save_follows_from_the_limits_of_products():
     h100 = limits(highest=50e12, high=400e12)
-    saved = tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, h100)  # the set on which it was not tried
+    saved = tuning.saved_by_kernels(of_layers(1e9), GPU, LOAD, h100)
     assert saved.value == pytest.approx(24e6 * 1e9 / 50e12 * (1 - 50 / 400))
     assert saved.low < saved.value < saved.high < 554.0
-    most = tuning.saved_by_kernels(of_layers(1e9), GPU, 1e12, 554.0, h100)
+    most = tuning.saved_by_kernels(of_layers(1e9), GPU, Load(1e12, 554e-12), h100)
     assert most.value == pytest.approx(554.0 * (1 - 50 / 400))  # products take no more than all of it
-    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, limits(highest=50e12))
-    unknown = tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, None)
+    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, LOAD, limits(highest=50e12))
+    unknown = tuning.saved_by_kernels(of_layers(1e9), GPU, LOAD, None)
     assert unknown.reason == "the limits of this machine are not known"
-    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, 24e6, 554.0, limits(highest=7e12, high=7e12))  # of a T4
+    assert not tuning.saved_by_kernels(of_layers(1e9), GPU, LOAD, limits(highest=7e12, high=7e12))  # of a T4
 
 
-@pytest.mark.skipif(not can_prepare(CPU), reason="this CPU cannot lay out weights anew")
-def test_prepared_weights_are_predicted_to_save_what_they_saved_elsewhere():
-    assert tuning.saved_by_kernels(of_layers(1e9), CPU, 1e6, 1000.0, None) == tuning.PREPARED.times(1000.0)
-    faster = tuning.saved_by_kernels(of_layers(1e9), CPU, 1e6, 1000.0, limits(highest=2e12, medium=8e12))
+@pytest.mark.skipif(not can_prepack(CPU), reason="this CPU cannot lay out weights anew")
+def test_prepacked_weights_are_predicted_to_save_what_they_saved_elsewhere():
+    assert tuning.saved_by_kernels(of_layers(1e9), CPU, Load(1e6, 1e-3), None) == tuning.PREPACKED.times(1000.0)
+    faster = tuning.saved_by_kernels(of_layers(1e9), CPU, Load(1e6, 1e-3), limits(highest=2e12, medium=8e12))
     assert faster.value == pytest.approx(500.0 * 0.75)
 
 
@@ -272,11 +257,13 @@ def test_what_compiling_saves_follows_from_a_trial_or_from_what_products_leave()
     a_gpu = SimpleNamespace(device=GPU, dtype="bfloat16", options=SimpleNamespace(precision="bfloat16"))
     a_cpu = SimpleNamespace(device=CPU)
     known = tuning.Known(lambda: limits(highest=50e12, bfloat16=800e12))
-    saved = tuning.saved_by_compiling(a_gpu, of_layers(1e9), 24e6, 100.0, known)
+    saved = tuning.saved_by_compiling(a_gpu, of_layers(1e9), Load(24e6, 100 / 24e6), known)
     assert (saved.value, saved.low, saved.high) == (pytest.approx(35.0), 0.0, pytest.approx(70.0))
-    assert not tuning.saved_by_compiling(a_gpu, of_layers(1e9), 24e6, 100.0, tuning.Known())
-    assert tuning.saved_by_compiling(a_cpu, None, 1.0, 100.0, tuning.Known()) == tuning.COMPILED_ON_HOST.times(100.0)
-    tried = tuning.saved_by_compiling(a_cpu, None, 1.0, 100.0, tuning.Known(compiled=Interval(1.25, 1.0, 2.0)))
+    assert not tuning.saved_by_compiling(a_gpu, of_layers(1e9), Load(24e6, 100 / 24e6), tuning.Known())
+    assert tuning.saved_by_compiling(a_cpu, None, Load(1.0, 100.0), tuning.Known()) == tuning.COMPILED_ON_HOST.times(
+        100.0
+    )
+    tried = tuning.saved_by_compiling(a_cpu, None, Load(1.0, 100.0), tuning.Known(compiled=Interval(1.25, 1.0, 2.0)))
     assert (tried.value, tried.low, tried.high) == (pytest.approx(20.0), 0.0, 50.0)
 
 
@@ -299,8 +286,8 @@ def test_the_margin_of_near_ties_is_that_of_full_batches(monkeypatch):
 
     monkeypatch.setattr(tuning, "in_dtype", lambda model, dtype: model)
     monkeypatch.setattr(tuning, "one_by_one", lambda model, tokens, rows: np.zeros((len(rows), 2)))
-    found = [
+    margins = [
         tuning.guard_in_full_batches(Rounds({}, budget), None, TEXTS_2000, lambda difference, _: 2 * difference)
         for budget in (512, 2048)
     ]
-    assert found == [0.0, 1.0]
+    assert margins == [0.0, 1.0]

@@ -12,7 +12,6 @@ from boundby.inference import Predictor, PredictorOptions, one_by_one
 from tests import evaluation_workplace as workplace
 from tests.tiny_models import save_bert
 from utils.command.artifacts import EvaluationFolder
-from utils.evaluation import parts
 from utils.evaluation import plan as plans
 
 ROWS = 200
@@ -44,9 +43,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[str]]
 def evaluated(settings: list[str], results: Path) -> tuple[plans.Plan, dict[str, Any], np.ndarray]:
     assert workplace.evaluate([*settings, f"output.results_dir={results}"], *workplace.WHOLE) == [0, 0, 0]
     folder = EvaluationFolder(results / "evaluation")
-    tables = [parts.read(path.read_bytes()) for path in sorted(folder.path.glob("part-*"))]
-    labels = np.concatenate([each["prediction"].to_numpy() for each in tables])
-    return plans.load(folder), json.loads(folder.metrics.read_text())["metrics"], labels
+    return plans.load(folder), json.loads(folder.metrics.read_text())["metrics"], np.array(workplace.labels(results))
 
 
 def test_near_ties_get_the_labels_of_one_text_at_a_time_however_short_the_evaluation(tied, tmp_path):
@@ -65,7 +62,7 @@ def test_ordinary_texts_are_not_computed_again_and_a_cost_names_machine_and_devi
     plan, metrics, _ = evaluated(ordinary, tmp_path)
     assert 0 < plan.choices.guard_margin < 1e-4 and metrics["guarded_texts"] == 0
     costs = [json.loads(path.read_text()) for path in (tmp_path / "evaluation").glob("cost-*.json")]
-    assert {each["device_id"] for each in costs} == {"cpu"} and len({each["host"] for each in costs}) == 1
+    assert {cost["device_id"] for cost in costs} == {"cpu"} and len({cost["host"] for cost in costs}) == 1
     assert metrics["machine_time_s"] == metrics["device_time_s"] == metrics["inference_time_s"]
 
 

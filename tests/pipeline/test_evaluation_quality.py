@@ -26,12 +26,12 @@ def test_every_class_has_the_scores_of_sklearn():
     labels = source.integers(0, 6, 300)
     predictions = np.where(source.random(300) < 0.7, labels, source.integers(0, 6, 300))
     counts = score.counted(labels, predictions, 6)
-    found = score.per_class(counts, list("abcdef"))
+    classes = score.per_class(counts, list("abcdef"))
     expected = precision_recall_fscore_support(labels, predictions)
     for name, values in zip(("precision", "recall", "f1", "support"), expected, strict=True):
-        assert [getattr(each, name) for each in found] == pytest.approx(values.tolist(), abs=1e-12), name
-    assert np.mean([each.f1 for each in found]) == pytest.approx(score.scores(counts)["f1_macro"], abs=1e-12)
-    assert all(each.recall_ci_low < each.recall < each.recall_ci_high for each in found)
+        assert [getattr(row, name) for row in classes] == pytest.approx(values.tolist(), abs=1e-12), name
+    assert np.mean([row.f1 for row in classes]) == pytest.approx(score.scores(counts)["f1_macro"], abs=1e-12)
+    assert all(row.recall_ci_low < row.recall < row.recall_ci_high for row in classes)
 
 
 def test_share_of_nothing_is_none_with_its_reason_and_never_zero():
@@ -48,13 +48,13 @@ def test_share_of_nothing_is_none_with_its_reason_and_never_zero():
 
 def test_most_confused_pairs_come_first_and_hits_are_no_confusion():
     counts = np.array([[50, 4, 2], [2, 10, 0], [4, 0, 6]])
-    found = score.most_confused(counts, "abc", 3)
-    assert [(each.label_name, each.prediction_name, each.rows, each.support) for each in found] == [
+    pairs = score.most_confused(counts, "abc", 3)
+    assert [(pair.label_name, pair.prediction_name, pair.rows, pair.support) for pair in pairs] == [
         ("c", "a", 4, 10),  # the same four rows are more of c than of a
         ("a", "b", 4, 56),
         ("b", "a", 2, 12),
     ]
-    assert found[0].share == 0.4
+    assert pairs[0].share == 0.4
     assert score.most_confused(np.diag([3, 4]), "ab", 3) == ()
 
 
@@ -62,10 +62,10 @@ def test_most_confused_pairs_come_first_and_hits_are_no_confusion():
 
 
 def counted(confidences, is_right, pieces: int = 1) -> Reliability:
-    found = Reliability()
+    reliability = Reliability()
     for part, right in zip(np.array_split(confidences, pieces), np.array_split(is_right, pieces), strict=True):
-        found.add(part, right)
-    return found
+        reliability.add(part, right)
+    return reliability
 
 
 @pytest.fixture
@@ -78,27 +78,29 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 def test_bins_hold_equally_many_rows_and_give_the_error_of_its_definition(rows):
     confidences, is_right = rows
-    found = counted(confidences, is_right).calibration()
-    sizes = [each.rows for each in found.bins]
+    curve = counted(confidences, is_right).calibration()
+    sizes = [bin.rows for bin in curve.bins]
     assert len(sizes) == calibration.BINS and sum(sizes) == 5000 and max(sizes) - min(sizes) <= 5
     order = np.argsort(confidences, kind="stable")
     edges = np.cumsum([0, *sizes])
     groups = [order[start:stop] for start, stop in pairwise(edges)]
-    error = sum(len(each) * abs(is_right[each].mean() - confidences[each].mean(dtype=float)) for each in groups) / 5000
-    assert found.ece == pytest.approx(error, abs=1e-4)  # a cell may hold rows of two groups
-    assert found.mean_confidence == pytest.approx(confidences.mean(dtype=float), abs=1e-9)
-    assert found.brier_score == pytest.approx(brier_score_loss(is_right, confidences.astype(float)), abs=1e-9)
-    assert found.accuracy == is_right.mean()
-    assert all(each.accuracy_ci_low <= each.accuracy <= each.accuracy_ci_high for each in found.bins)
-    assert sum(found.distribution.rows) == 5000 and sum(found.distribution.correct) == is_right.sum()
+    error = (
+        sum(len(group) * abs(is_right[group].mean() - confidences[group].mean(dtype=float)) for group in groups) / 5000
+    )
+    assert curve.ece == pytest.approx(error, abs=1e-4)  # a cell may hold rows of two groups
+    assert curve.mean_confidence == pytest.approx(confidences.mean(dtype=float), abs=1e-9)
+    assert curve.brier_score == pytest.approx(brier_score_loss(is_right, confidences.astype(float)), abs=1e-9)
+    assert curve.accuracy == is_right.mean()
+    assert all(bin.accuracy_ci_low <= bin.accuracy <= bin.accuracy_ci_high for bin in curve.bins)
+    assert sum(curve.distribution.rows) == 5000 and sum(curve.distribution.correct) == is_right.sum()
     shuffled = np.random.default_rng(0).permutation(5000)
-    assert counted(confidences, is_right, 7).calibration() == found, "in parts, to the last bit, in any order"
-    assert counted(confidences[shuffled], is_right[shuffled], 3).calibration() == found
+    assert counted(confidences, is_right, 7).calibration() == curve, "in parts, to the last bit, in any order"
+    assert counted(confidences[shuffled], is_right[shuffled], 3).calibration() == curve
 
 
 def test_a_model_that_is_right_as_often_as_it_says_shows_the_error_by_chance():
-    found = [predicted.reliability(2000, seed=seed) for seed in range(30)]
-    errors, by_chance = ([getattr(each, name) for each in found] for name in ("ece", "ece_by_chance"))
+    reliability = [predicted.reliability(2000, seed=seed) for seed in range(30)]
+    errors, by_chance = ([getattr(curve, name) for curve in reliability] for name in ("ece", "ece_by_chance"))
     assert np.mean(errors) == pytest.approx(np.mean(by_chance), rel=0.1)
     overconfident = predicted.reliability(2000, overconfident=0.1)
     assert overconfident.ece == pytest.approx(0.1, abs=0.03) and overconfident.ece > 3 * by_chance[0]
@@ -111,8 +113,8 @@ def test_equal_confidences_share_a_bin_and_few_rows_are_called_few():
     assert (sure.mean_confidence, sure.ece) == (1.0, pytest.approx(0.1))
     assert sure.brier_score == pytest.approx(0.1) and sure.ece_by_chance == 0
     mixed = counted(np.array([0.3] * 5 + [1.0] * 295, dtype=np.float32), np.ones(300, dtype=bool)).calibration()
-    assert [(each.rows, each.has_few_rows) for each in mixed.bins] == [(300, False)]
-    assert [each.has_few_rows for each in predicted.reliability(20).bins] == [True]
+    assert [(bin.rows, bin.has_few_rows) for bin in mixed.bins] == [(300, False)]
+    assert [bin.has_few_rows for bin in predicted.reliability(20).bins] == [True]
 
 
 def test_threshold_is_the_lowest_that_surely_keeps_the_promise():
@@ -137,7 +139,7 @@ def tables(rows: int, pieces: int, seed: int = 3):
     lengths = source.integers(1, 9, rows)
     for places in np.array_split(np.arange(rows), pieces):
         table = score.table(places, labels[places], lengths[places], logits[places])
-        yield table, [f"text {place}" for place in places]
+        yield table, [f"text {row}" for row in places]
 
 
 def kept(shards) -> tuple[quality.ConfidentMistake, ...]:
@@ -154,8 +156,8 @@ def test_surest_mistakes_are_those_of_a_full_sort_with_their_rows_and_long_texts
     expected = [row["row_id"] for row in rows[: score.MISTAKES]]
     assert rows[score.MISTAKES]["confidence"] == rows[score.MISTAKES - 1]["confidence"]  # the last place is a tie
     for pieces in (1, 3, 40):
-        assert [each.row_id for each in kept(tables(2000, pieces))] == expected
-    assert [each.row_id for each in kept(reversed(list(tables(2000, 7))))] == expected
+        assert [mistake.row_id for mistake in kept(tables(2000, pieces))] == expected
+    assert [mistake.row_id for mistake in kept(reversed(list(tables(2000, 7))))] == expected
     right = score.table(np.arange(3), np.zeros(3, int), np.ones(3, int), np.eye(1, 3).repeat(3, 0))
     assert kept([(right, ["a"] * 3)]) == ()
     long = "ü" * (score.LONGEST_TEXT + 1)
@@ -205,11 +207,11 @@ def test_tables_for_people_and_the_record_for_programs_say_the_same(tmp_path):
     assert (last["recall"], last["f1"], last["reason"]) == ("", "0.0", "recall: no row has this label")
     [_, first, _] = read_csv(folder.confident_mistakes)
     assert first[-1] == '\'=HYPERLINK("x")\nsecond line 0'
-    found = quality.read(folder, PLAN)
-    assert found.names == list(names)
-    assert np.array_equal(found.confusion, predicted.COUNTS)
-    assert found.record.confident_mistakes[0].text == '=HYPERLINK("x")\nsecond line 0'
-    assert found.record.calibration == predicted.reliability()
+    quality_read = quality.read(folder, PLAN)
+    assert quality_read.names == list(names)
+    assert np.array_equal(quality_read.confusion, predicted.COUNTS)
+    assert quality_read.record.confident_mistakes[0].text == '=HYPERLINK("x")\nsecond line 0'
+    assert quality_read.record.calibration == predicted.reliability()
 
 
 def test_what_cannot_be_read_has_a_reason(tmp_path):
@@ -235,8 +237,12 @@ def test_texts_without_labels_are_predicted_and_their_accuracy_is_absent(tmp_pat
     settings = workplace.prepare(tmp_path, workplace.texts(), None, "dataset.label_column=null")
     assert workplace.evaluate(settings, "plan", "run", "finalize") == [0, 0, 0]
     folder = EvaluationFolder(tmp_path / "results" / "evaluation")
-    found = files.read_json(folder.metrics)["metrics"]
-    assert (found["samples"], found["accuracy"], found["accuracy_reason"]) == (40, None, "the dataset has no labels")
+    metrics = files.read_json(folder.metrics)["metrics"]
+    assert (metrics["samples"], metrics["accuracy"], metrics["accuracy_reason"]) == (
+        40,
+        None,
+        "the dataset has no labels",
+    )
     with folder.predictions.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert all(row["label"] == row["correct"] == row["label_name"] == "" and row["prediction_name"] for row in rows)

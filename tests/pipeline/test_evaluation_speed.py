@@ -45,7 +45,7 @@ def test_a_planned_trim_is_told_in_the_metrics_and_nothing_is_predicted_where_it
         patch.setattr(last_layer, "is_known", lambda _: False)
         assert workplace.evaluate(settings, "run") == [1]
     said = capsys.readouterr().err
-    assert "'packed, by length, last layer trimmed', which the self-check refuses here for 'packed, by length'" in said
+    assert "'packed, sorted by length, last layer trimmed', which the self-check refuses here for 'packed, sor" in said
     assert not folder.part(0).exists()
     assert workplace.evaluate(settings, "run", "finalize") == [0, 0]
     assert json.loads(folder.metrics.read_text())["metrics"]["trim"] is True
@@ -67,11 +67,11 @@ def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, 
     asked: list[tuple[str, float]] = []
 
     def chosen(model, tokenizer, sample, rule, options):
-        faster = replace(options, precision="float32_fast")
+        faster = replace(options, precision="float32_fast", packs=False)
         return SimpleNamespace(options=faster, report=None, reasons=(), reference=None)
 
-    def compilation(setting, predictor, compiled, texts, whole_s, token_s, foreseen):
-        asked.append((predictor.options.precision, whole_s))
+    def compilation(setting, predictor, compiled, texts, load, foreseen):
+        asked.append((predictor.options.precision, load.seconds))
         return plans.Compilation(False, "it is a test")
 
     monkeypatch.setattr(planning, "choose_precision", chosen)
@@ -79,6 +79,8 @@ def test_what_follows_a_choice_of_precision_is_reckoned_in_that_precision(here, 
     monkeypatch.setattr(tuning, "choose_compilation", compilation)
     assert workplace.evaluate(here[1], "plan evaluation.precision=fastest") == [0]
     assert asked == [("float32_fast", 0.25 * TOKENS)]
+    assert workplace.evaluate(here[1], "run evaluation.precision=fastest") == [0]  # by the batches that were chosen
+    assert plans.load(here[0]).choices.strategy == "padded with a mask"
 
 
 def test_the_texts_that_a_gpu_computes_one_by_one_are_in_what_choosing_a_precision_costs(here, monkeypatch):
@@ -140,17 +142,26 @@ FORESEEN = Interval(150.0, 0.0, 300.0)
 
 
 def chosen(setting, compiled, whole_s=LONG_S, foreseen=FORESEEN):
-    return tuning.choose_compilation(setting, Timed(1.0), lambda: compiled, ["text"], whole_s, 1e-4, lambda: foreseen)
+    load = tuning.Load(whole_s / 1e-4, 1e-4)
+    return tuning.choose_compilation(setting, Timed(1.0), lambda: compiled, ["text"], load, lambda: foreseen)
 
 
 def test_layers_are_compiled_where_that_pays(compiler, monkeypatch):
-    found = chosen("auto", Timed(0.9, 99.0, (1.0, 0.25)))
-    assert found.on and found.reason == "compiling takes 99 s and saves 200 s [200, 200] of about 2000 s per worker"
-    assert (found.compile_s, found.compiled_s, found.eager_s, found.max_abs_logit_difference) == (99.0, 0.9, 1.0, 0.25)
-    assert found.guard(0.5) == 1.5 and found.guard(0.0) == 0.0
-    found = chosen("auto", Timed(0.9, 201.0))
-    assert not found.on and found.guard(0.5) == 0.5
-    assert found.reason.endswith("saves 200 s [200, 200] of about 2000 s per worker, not surely more than that")
+    compilation = chosen("auto", Timed(0.9, 99.0, (1.0, 0.25)))
+    assert (
+        compilation.on
+        and compilation.reason == "compiling takes 99 s and saves 200 s [200, 200] of about 2000 s per worker"
+    )
+    assert (
+        compilation.compile_s,
+        compilation.compiled_s,
+        compilation.eager_s,
+        compilation.max_abs_logit_difference,
+    ) == (99.0, 0.9, 1.0, 0.25)
+    assert compilation.guard(0.5) == 1.5 and compilation.guard(0.0) == 0.0
+    compilation = chosen("auto", Timed(0.9, 201.0))
+    assert not compilation.on and compilation.guard(0.5) == 0.5
+    assert compilation.reason.endswith("saves 200 s [200, 200] of about 2000 s per worker, not surely more than that")
     assert chosen("on", Timed(0.9, 201.0)).on
     slower = chosen("auto", Timed(1.1, 1.0))
     assert not slower.on and "saves -200 s" in slower.reason
@@ -169,8 +180,8 @@ def test_a_gain_that_swings_about_what_compiling_costs_is_not_taken(compiler):
             self.found.seconds = SimpleNamespace(compute_s=next(self.times))
             return self.found
 
-    found = chosen("auto", Swinging(0.8, 150.0))
-    assert not found.on and "not surely more than that" in found.reason
+    compilation = chosen("auto", Swinging(0.8, 150.0))
+    assert not compilation.on and "not surely more than that" in compilation.reason
 
 
 def test_compiling_is_tried_where_it_is_predicted_to_save_what_it_takes(compiler):
@@ -178,13 +189,14 @@ def test_compiling_is_tried_where_it_is_predicted_to_save_what_it_takes(compiler
     for saved_s in (cost_s - 1, cost_s + 1):
         tried = []
         foreseen = Interval(saved_s, 0.0, 2 * saved_s)
-        found = tuning.choose_compilation(
-            "auto", Timed(1.0), lambda tried=tried: tried.append(1) or Timed(0.5, 1.0), ["text"], 599.0, 1e-4,
+        compilation = tuning.choose_compilation(
+            "auto", Timed(1.0), lambda tried=tried: tried.append(1) or Timed(0.5, 1.0), ["text"],
+            tuning.Load(599e4, 1e-4),
             lambda foreseen=foreseen: foreseen,
         )  # fmt: skip
-        assert found.on == bool(tried) == (saved_s > cost_s)
+        assert compilation.on == bool(tried) == (saved_s > cost_s)
         reason = f"not measured: trying it takes about {cost_s:.0f} s, and it is predicted to save {saved_s:.0f} s [0, "
-        assert found.on or found.reason.startswith(reason)
+        assert compilation.on or compilation.reason.startswith(reason)
     short = chosen("auto", None, whole_s=5.0, foreseen=None)  # there is nothing to call
     assert short.reason == f"not measured: a worker needs about 5 s, trying it about {cost_s:.0f} s"
     unknown = chosen("auto", None, foreseen=Missing("the limit of products in bfloat16 is not known"))
@@ -199,8 +211,8 @@ def test_compiling_is_tried_where_it_is_predicted_to_save_what_it_takes(compiler
     ],
 )
 def test_layers_that_cannot_be_compiled_stay_as_they_are_unless_that_was_asked_for(compiler, compiled, reason):
-    found = chosen("auto", compiled)
-    assert (found.on, found.reason) == (False, reason)
+    compilation = chosen("auto", compiled)
+    assert (compilation.on, compilation.reason) == (False, reason)
     with pytest.raises(PipelineError, match=f"evaluation.compile=on: {reason}"):
         chosen("on", compiled)
 

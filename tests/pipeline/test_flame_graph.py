@@ -175,11 +175,16 @@ def test_script_writes_text_and_never_markup():
         r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|Function\(|fetch|https?:", script
     )
     page = page_of(STACKS)
-    ids = {each["id"] for _, each in page.tags if "id" in each}
+    ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
     named = set(re.findall(r'\$\("([a-z]+)"\)', page.scripts[1]))
     assert len(named) > 5 and named <= ids
-    [policy] = [each["content"] for tag, each in page.tags if tag == "meta" and "http-equiv" in each]
+    [policy] = [attributes["content"] for tag, attributes in page.tags if tag == "meta" and "http-equiv" in attributes]
     digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    assert [each for tag, each in page.tags if tag == "script"] == [{"type": "application/json", "id": "stacks"}, {}]
-    assert not any(name in ("src", "href") or name.startswith("on") for _, each in page.tags for name in each)
+    assert [attributes for tag, attributes in page.tags if tag == "script"] == [
+        {"type": "application/json", "id": "stacks"},
+        {},
+    ]
+    assert not any(
+        name in ("src", "href") or name.startswith("on") for _, attributes in page.tags for name in attributes
+    )

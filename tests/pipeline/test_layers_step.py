@@ -135,7 +135,7 @@ def test_runs_are_lowered_to_the_budget(run, results, capsys):
 def test_terminal_shows_trust_first_and_the_longest_blocks():
     profile = replace(profiles.gpt2(), doubts=("disturbed: other processes",))
     trust, *rows = profiling.console_lines(profile)
-    called = sum(each.calls > 0 for each in profile.layers)
+    called = sum(layer.calls > 0 for layer in profile.layers)
     assert trust == f"profiled {called} layers in 60 runs: coverage 100.4 % (pass), overhead +0.4 %"
     assert len(rows) == profiling.SHOWN and rows[0].endswith("lm_head")
     shares = [float(row.split()[0]) for row in rows]

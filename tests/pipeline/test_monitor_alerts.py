@@ -141,7 +141,7 @@ def test_a_run_stalls_when_no_stage_ends_for_longer_than_allowed():
         loop.clock.advance(0.030)
     loop.timer.begin("evaluation", "excluded")
     evaluating = replace(loop.timer.snapshot(), started_unix_s=1000.0, written_unix_s=5000.0)
-    assert [each.name for each in evaluating.open][-1] == "evaluation"
+    assert [stage.name for stage in evaluating.open][-1] == "evaluation"
     assert alerts.stalled(evaluating, 5120.0) is None
     assert "it is in evaluation" in (alerts.stalled(evaluating, 5121.0) or "")
 
@@ -149,7 +149,7 @@ def test_a_run_stalls_when_no_stage_ends_for_longer_than_allowed():
 def test_every_rule_is_stated_and_each_process_speaks_for_itself():
     fine, hungry = (replace(running(), rank=rank, world_size=2) for rank in (0, 1))
     hungry = replace(times_of([{"data": 9.0, "forward": 1.0}] * 40), rank=1, started_unix_s=1000.0)
-    found = {each.name: each for each in alerts.watch([fine, hungry], 1001.0)}
+    found = {alert.name: alert for alert in alerts.watch([fine, hungry], 1001.0)}
     assert " · ".join(found) == (
         "Slow step · Input starvation · Loss not a number · Diverging loss · Exploding gradients · Memory growth · "
         "Throttling · Stalled run"

@@ -38,7 +38,7 @@ def monitor(served):
     """The monitor, which must ask nobody but its own server, and have nothing to complain of."""
     yield served
     ours = (f"http://127.0.0.1:{served.port}/", "data:", "blob:")
-    assert [each for each in served.here.requests if not each.startswith(ours)] == [] and served.here.requests
+    assert [request for request in served.here.requests if not request.startswith(ours)] == [] and served.here.requests
     assert served.here.said == []
 
 
@@ -55,7 +55,7 @@ def train(timer: StageTimer, is_stuck: threading.Event, is_over: threading.Event
 
 
 def is_stalled(monitor: Monitor) -> bool:
-    return any("Stalled run" in each for each in monitor.here.texts("[data-testid=stAlert]"))
+    return any("Stalled run" in text for text in monitor.here.texts("[data-testid=stAlert]"))
 
 
 def test_a_live_run_appears_moves_and_raises_an_alert_when_it_stalls(monitor):
@@ -101,7 +101,11 @@ def test_every_tab_fits_a_phone_and_names_that_are_programs_stay_names(monitor):
 
 
 def test_only_this_machine_under_its_own_name_is_served(served):
-    listening = [each.laddr.ip for each in psutil.Process(served.pid).net_connections() if each.status == "LISTEN"]
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.Process(served.pid).net_connections()
+        if connection.status == "LISTEN"
+    ]
     assert listening == ["127.0.0.1"]
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
     upgrade |= {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}

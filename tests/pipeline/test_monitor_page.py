@@ -54,8 +54,8 @@ def opened(root: Path, run: str | None = None, tab: str = "Overview"):
 
 def words(shown) -> str:
     kinds = ("text", "caption", "code", "subheader", "info", "warning", "error")
-    found = [str(each.value) for kind in kinds for each in getattr(shown, kind)]
-    return "\n".join([*found, *(f"{each.label}: {each.value}" for each in shown.metric)])
+    found = [str(element.value) for kind in kinds for element in getattr(shown, kind)]
+    return "\n".join([*found, *(f"{metric.label}: {metric.value}" for metric in shown.metric)])
 
 
 @pytest.mark.parametrize("tab", TABS)
@@ -88,11 +88,11 @@ def test_overview_gives_state_speed_verdict_and_rules_or_explains_why_not(runs, 
 
 
 def test_timing_lists_the_stages_of_the_process_that_is_chosen_and_memory_what_the_run_records(runs):
-    tables = [each.value for each in opened(runs, "plain", "Timing").dataframe]
-    stages = next(each for each in tables if "stage" in each)
+    tables = [run.value for run in opened(runs, "plain", "Timing").dataframe]
+    stages = next(table for table in tables if "stage" in table)
     assert stages["stage"].tolist()[:2] == ["backward", "forward"]
     assert stages["share (%)"].tolist()[:2] == pytest.approx([50.0, 30.0])
-    operators = next(each for each in tables if "cpu_self_ms" in each)
+    operators = next(table for table in tables if "cpu_self_ms" in table)
     assert operators["name"].tolist() == ["aten::mm"] and operators["cpu_self_ms"].tolist() == [1.5]
     shown = opened(runs, "two ranks", "Timing")
     shown.selectbox(key="rank-timing").select(1).run()
@@ -135,7 +135,7 @@ def test_a_run_of_another_machine_is_judged_by_what_it_has_written_not_by_its_cl
     monkeypatch.setattr("utils.training.monitor.app.time", SimpleNamespace(time=lambda: now))
     for name, is_stalled in (("live", False), ("stuck", True)):
         shown = opened(tmp_path, name)
-        assert ("Stalled run" in [each.value for each in shown.error]) is is_stalled
+        assert ("Stalled run" in [error.value for error in shown.error]) is is_stalled
         assert "What:" in words(shown) and "/mnt/there" not in words(shown)
 
 

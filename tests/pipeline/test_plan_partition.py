@@ -32,7 +32,7 @@ ALIKE = {
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Command:
     def start(*arguments: Any) -> tuple[int, str, str]:
-        code = importlib.import_module("scripts.plan_partition").main([str(each) for each in arguments])
+        code = importlib.import_module("scripts.plan_partition").main([str(argument) for argument in arguments])
         return code, *capsys.readouterr()
 
     return start
@@ -68,9 +68,9 @@ def test_a_plan_is_told_with_its_stages_and_what_it_was_chosen_from(run, profile
 
 def test_one_json_document_holds_the_same_plan(run, profile, tmp_path) -> None:
     code, out, _ = run(profile, "--nodes", nodes(tmp_path), "--objective", "requests", "--requests", 8, "--json")
-    found = json.loads(out)
-    plan = found["plan"]
-    assert code == 0 and found["feasible"] and found["profiles"][0]["kind"] == "cpu"
+    document = json.loads(out)
+    plan = document["plan"]
+    assert code == 0 and document["feasible"] and document["profiles"][0]["kind"] == "cpu"
     assert plan["value_s"] == pytest.approx(plan["latency_s"] + 7 * plan["period_s"])
     assert plan["requests_per_s"] == pytest.approx(1 / plan["period_s"]) and plan["requests_per_s_reason"] is None
     for stage in plan["stages"]:
@@ -81,25 +81,25 @@ def test_one_json_document_holds_the_same_plan(run, profile, tmp_path) -> None:
 
 
 def test_nodes_of_one_machine_claim_throughput_with_their_measured_contention_alone(run, profile, tmp_path) -> None:
-    shared = [{**each, "machine": "pod"} for each in ALIKE["nodes"]]
+    shared = [{**node, "machine": "pod"} for node in ALIKE["nodes"]]
     code, out, _ = run(profile, "--nodes", nodes(tmp_path, nodes=shared), "--objective", "throughput")
-    assert code == 0 and "(assumed)" in out.splitlines()[0] and "not claimed: what nodes of one machine take" in out
-    assert "one and two are on one machine (pod)" in " ".join(out.split())
-    known = nodes(tmp_path, nodes=[{**each, "contention": 1.25} for each in shared])
+    assert code == 0 and "(assumed)" in out.splitlines()[0] and "not claimed: how much the nodes of one machine" in out
+    assert "one and two share a machine (pod)" in " ".join(out.split())
+    known = nodes(tmp_path, nodes=[{**node, "contention": 1.25} for node in shared])
     picture = tmp_path / "shared.png"
     code, out, err = run(profile, "--nodes", known, "--objective", "throughput", "--picture", picture)
     assert f"wrote {picture}" in err and picture.read_bytes().startswith(b"\x89PNG")
     assert code == 0 and "(measured)" in out.splitlines()[0] and "requests/s" in out and "busy: while" in out
     assert max(map(len, out.splitlines())) <= WIDEST
     stages = json.loads(run(profile, "--nodes", known, "--objective", "throughput", "--json")[1])["plan"]["stages"]
-    assert [each["machine"] for each in stages] == ["pod"] * 2
+    assert [stage["machine"] for stage in stages] == ["pod"] * 2
 
 
 def test_the_same_model_of_two_kinds_is_planned_with_both_times(run, profile, tmp_path) -> None:
     gpu = store(tmp_path / "gpu", profiles.with_memory(profiles.gpt2()))
     both = nodes(tmp_path, nodes=[*ALIKE["nodes"], {"name": "three", "kind": "gpu", "vram_gb": 0.1}])
     code, out, _ = run(profile, gpu.parent, "--nodes", both, "--json")
-    assert code == 0 and [each["kind"] for each in json.loads(out)["profiles"]] == ["cpu", "gpu"]
+    assert code == 0 and [source["kind"] for source in json.loads(out)["profiles"]] == ["cpu", "gpu"]
     named = nodes(tmp_path, nodes=[{"name": "big", "kind": "h200", "vram_gb": 141}])
     code, out, _ = run(f"h200={gpu}", profile, "--nodes", named, "--json")
     assert code == 0 and json.loads(out)["plan"]["basis"] == "measured"
@@ -143,8 +143,8 @@ def test_the_example_states_every_setting_and_can_be_planned_for(run, profile, t
         ({"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "sped": 1}]}, "unknown key"),
         ({"nodes": [{"name": "a", "kind": "cpu", "ram_gb": 4, "contention": 1.2}]}, "but no machine is named"),
         ({"nodes": [{**ALIKE["nodes"][0], "machine": "m", "contention": 0.5}]}, "greater than or equal to 1"),
-        ({"nodes": ALIKE["nodes"] * 2}, "node 'one' is listed twice"),
-        ({"links": {"pairs": [{"between": ["one", "six"], "gb_per_s": 1}]}}, "names 'six', which is no node"),
+        ({"nodes": ALIKE["nodes"] * 2}, "node 'one' is given twice"),
+        ({"links": {"pairs": [{"between": ["one", "six"], "gb_per_s": 1}]}}, "names 'six'; the nodes are one, two"),
         ({"links": {"pairs": [{"between": ["one", "one"], "gb_per_s": 1}]}}, "from 'one' to itself"),
         ({"links": {"pairs": [{"between": ["one", "two"], "gb_per_s": 1}] * 2}}, "gives one to two twice"),
         ({"links": {"default": {"gb_per_s": 0}}}, "greater than 0"),
@@ -198,17 +198,17 @@ def test_what_cannot_be_used_ends_with_two(run, profile, tmp_path) -> None:
 
 def test_of_long_names_of_units_the_ends_are_told(run, tmp_path) -> None:
     made = profiles.gpt2(blocks=2)
-    long = {each.path: each.path.replace("transformer", "the_whole_model.its_language_model") for each in made.layers}
-    layers = (replace(each, path=long[each.path], parent=long.get(each.parent)) for each in made.layers)
+    long = {row.path: row.path.replace("transformer", "the_whole_model.its_language_model") for row in made.layers}
+    layers = (replace(layer, path=long[layer.path], parent=long.get(layer.parent)) for layer in made.layers)
     path = store(tmp_path / "long", replace(made, layers=tuple(layers)))
     assert "wte ... lm_head " in run(path, "--nodes", nodes(tmp_path))[1]
 
 
 def test_names_of_strangers_change_no_line(run, tmp_path) -> None:
     made = profiles.gpt2(blocks=2)
-    odd = tuple(replace(each, path=each.path.replace("h.", "h\x1b[31m\n."), name=each.name) for each in made.layers)
-    relative = {each.path: new.path for each, new in zip(made.layers, odd, strict=True)}
-    odd = tuple(replace(each, parent=relative.get(each.parent)) for each in odd)
+    odd = tuple(replace(layer, path=layer.path.replace("h.", "h\x1b[31m\n."), name=layer.name) for layer in made.layers)
+    relative = {row.path: new.path for row, new in zip(made.layers, odd, strict=True)}
+    odd = tuple(replace(row, parent=relative.get(row.parent)) for row in odd)
     path = store(tmp_path / "odd", replace(made, layers=odd, model_name="<b>\x1b[0m\u202e", device_name="\x00x\n"))
     code, out, _ = run(path, "--nodes", nodes(tmp_path), "--picture", tmp_path / "odd.png")
     assert code == 0 and not set("\x1b\x00\u202e") & set(out)
@@ -219,19 +219,19 @@ def test_names_of_strangers_change_no_line(run, tmp_path) -> None:
 
 def figure(ram_gb: float, **plan: Any) -> Any:
     planner = ExecutionPlanner(profiles.gpt2())
-    found = planner.generate_plan([VirtualNode(name, "cpu", ram_gb=ram_gb) for name in "abc"], **plan)
-    drawn = partition.figure(found, style.Subject("a plan", "of a model", is_synthetic=False))
+    plan_drawn = planner.generate_plan([VirtualNode(name, "cpu", ram_gb=ram_gb) for name in "abc"], **plan)
+    drawn = partition.figure(plan_drawn, style.Subject("a plan", "of a model", is_synthetic=False))
     drawn.savefig(io.BytesIO(), dpi=40)
-    return found, drawn
+    return plan_drawn, drawn
 
 
 def test_the_picture_shows_every_stage_and_transfer() -> None:
     plan, drawn = figure(0.5, objective="throughput")
     time, memory = drawn.axes
     assert [label.get_text() for label in time.get_yticklabels()] == ["a (cpu)", "b (cpu)", "c (cpu)"]
-    written = [each.get_text() for each in time.texts]
+    written = [text.get_text() for text in time.texts]
     assert sum(" kB" in text for text in written) == 2 and sum("units, " in text for text in written) == 3
     assert "may come every" in time.get_title("left")
-    assert sum("that may be used" in each.get_text() for each in memory.texts) == len(plan.stages)
+    assert sum("that may be used" in text.get_text() for text in memory.texts) == len(plan.stages)
     _, drawn = figure(4)
     assert len(drawn.axes[0].get_yticklabels()) == 1

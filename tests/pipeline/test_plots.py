@@ -27,12 +27,12 @@ from tests.traces import GPU_TRACES, REAL_NAMES
 from utils.baseline.document import with_verdicts
 from utils.report.pictures import (
     batch_size_comparison,
+    breakdown,
     calibration,
     confusion,
     memory,
     metrics_heatmap,
     operators,
-    owners,
     style,
     timeline,
     variants,
@@ -307,10 +307,10 @@ def test_unit_follows_the_largest_value():
     assert style.unit([None], style.SIZES) == (1.0, "MB")
 
 
-def test_bars_are_the_shares_of_the_owners_with_padding_hatched_at_their_ends():
+def test_bars_are_the_shares_of_the_breakdown_with_padding_hatched_at_their_ends():
     document = results.document(answered(diagnosed(results.cpu_rows([1, 8]))))
     rows = with_verdicts(document["batch_sizes"])
-    figure = owners.figure(rows, style.subject(document))
+    figure = breakdown.figure(rows, style.subject(document))
     figure.draw_without_rendering()
     [axes] = figure.axes
     shapes = [str(row["verdict"].reference) for row in rows]
@@ -318,8 +318,10 @@ def test_bars_are_the_shares_of_the_owners_with_padding_hatched_at_their_ends():
     own = [bar for bar in axes.patches if bar.get_hatch() is None]
     assert [bar.get_width() for bar in own[:5]] == pytest.approx([50, 5, 15, 20, 12])  # left over is negative: no bar
     hatched = [bar for bar in axes.patches if bar.get_hatch()]
+    ends = [bar.get_x() + bar.get_width() for bar in hatched]
+    assert ends == pytest.approx([bar.get_x() + bar.get_width() for bar in own[5:10]])
     share = document["batch_sizes"][1]["padding_pct"] / 100
-    assert [bar.get_width() for bar in hatched] == pytest.approx([share * each for each in (50, 5, 15, 20, 12)])
+    assert [bar.get_width() for bar in hatched] == pytest.approx([share * width for width in (50, 5, 15, 20, 12)])
     assert axes.get_xlim()[1] == pytest.approx(102)
 
 
@@ -388,7 +390,7 @@ def test_memory_shows_the_steps_the_peak_and_what_the_allocator_holds():
     over_time, _ = drawn(memory.figure(traces.gpu(), ABOUT)).axes
     [use] = traces.gpu()["memory"]
     allocated, reserved, *_ = over_time.get_lines()
-    assert list(allocated.get_ydata()) == [each / 1e9 for each in use["timeline"]["allocated_bytes"]]
+    assert list(allocated.get_ydata()) == [size / 1e9 for size in use["timeline"]["allocated_bytes"]]
     assert set(reserved.get_ydata()) == {1.0}
     assert "peak 0.964 GB" in texts(over_time) and "step 0" in texts(over_time)
     assert title(over_time) == "GPU 0: allocated memory"
@@ -530,10 +532,10 @@ def test_every_bin_is_a_point_with_its_interval():
     found = predicted.reliability(3000, overconfident=0.1)
     axes = first(calibration.figure(found, ABOUT))
     [line] = [line for line in axes.get_lines() if line.get_label() == "bin, with its 95 % interval"]
-    assert list(line.get_xdata()) == [each.mean_confidence for each in found.bins]
-    assert list(line.get_ydata()) == [each.accuracy for each in found.bins]
+    assert list(line.get_xdata()) == [group.mean_confidence for group in found.bins]
+    assert list(line.get_ydata()) == [group.accuracy for group in found.bins]
     intervals = [collection.get_segments()[0][:, 1].tolist() for collection in axes.collections]
-    assert intervals == [[each.accuracy_ci_low, each.accuracy_ci_high] for each in found.bins]
+    assert intervals == [[group.accuracy_ci_low, group.accuracy_ci_high] for group in found.bins]
     assert axes.get_title(loc="left") == "Right predictions by confidence, 15 bins of equal mass"
     low, high = axes.get_ylim()
     assert low <= min(end for end, _ in intervals) and high >= 1

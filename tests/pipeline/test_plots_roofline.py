@@ -103,8 +103,8 @@ def test_every_dtype_has_its_colour_and_shape_and_noisy_points_are_hollow():
 
 def bars(axes: Axes) -> list[tuple[float, float]]:
     """Return the lower and upper ends of the error bars, in the unit of the axis."""
-    collections = [each for each in axes.collections if hasattr(each, "get_segments")]
-    return [(segment[0][1], segment[1][1]) for each in collections for segment in each.get_segments()]
+    collections = [collection for collection in axes.collections if hasattr(collection, "get_segments")]
+    return [(segment[0][1], segment[1][1]) for collection in collections for segment in collection.get_segments()]
 
 
 def test_bar_spans_the_interval_of_the_latency():
@@ -166,7 +166,7 @@ def test_memory_roofs_rise_with_their_bytes_per_second():
     document = cpu()
     axes = diagram(document)
     slanted = [line.get_xydata() for line in axes.get_lines() if len(line.get_xdata()) == 2]
-    slopes = [each[0][1] / each[0][0] for each in slanted if each[0][1] < 0.9 * each[1][1]]
+    slopes = [line[0][1] / line[0][0] for line in slanted if line[0][1] < 0.9 * line[1][1]]
     assert slopes == pytest.approx([21.4, 58.3, 158])  # GFLOP/s over FLOP per byte is GB/s
     assert legend(document)[3:] == ["memory 21.4 GB/s", "shared cache 58.3 GB/s", "private cache 158 GB/s"]
     assert legend(gpu())[5:] == ["memory 1.34 TB/s", "cache 3.4 TB/s"]
@@ -209,7 +209,10 @@ def test_table_names_the_bound_and_the_share_of_each_point():
         [],
         [{"kind": "kernels", "share": 0.5}],
     )  # not settled
-    assert table(document) == [["1", "1", "issuing", "1.42", "0.57 %"], ["2", "64", "slow shapes?", "94.3", "37 %"]]
+    assert table(document) == [
+        ["1", "1", "dispatch overhead", "1.42", "0.57 %"],
+        ["2", "64", "kernels below peak?", "94.3", "37 %"],
+    ]
     document = cpu(batch_sizes=[8])
     document["batch_sizes"][0] |= {"bound": None, "verdict": None}
     assert table(document)[0][2] == "not known"

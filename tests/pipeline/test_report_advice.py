@@ -19,12 +19,12 @@ from utils.settings.schema import read_settings
 def test_advice_is_ordered_by_its_gain(read):
     rows = diagnosed(results.gpu_rows(), gpu=True)
     data = pod(read, results.gpu_document(rows), **traced(device=True))
-    gains = [each.gain for each in advice.advice(data) if each.gain]
+    gains = [step.gain for step in advice.advice(data) if step.gain]
     assert gains == sorted(gains, reverse=True) and len(gains) == 4
     assert advised(data)[:4] == [
         "Run the model in bfloat16",
         "Use batch size 8",
-        "Batch by length, in the fastest precision that keeps the labels",
+        "Sort by length, in the fastest precision that keeps the labels",
         "Launch the work at once (CUDA graphs, torch.compile)",
     ]
     said = section(data, "What to do next")
@@ -36,7 +36,7 @@ def test_advice_is_ordered_by_its_gain(read):
 
 def test_command_keeps_the_settings_and_the_configuration_of_the_run(read, monkeypatch):
     data = pod(read, overrides=["model.dtype=float32", "profiling.dtypes=[float32,bfloat16]"])
-    [command] = [each.command for each in advice.advice(data) if each.title == "Run the model in bfloat16"]
+    [command] = [step.command for step in advice.advice(data) if step.title == "Run the model in bfloat16"]
     folder = f"output.results_dir={data.layout.results}-bfloat16"
     assert command == f"python run_pipeline.py --from 2 model.dtype=bfloat16 profiling.dtypes=null {folder}"
     monkeypatch.chdir(ROOT)
@@ -56,7 +56,7 @@ def test_command_keeps_the_settings_and_the_configuration_of_the_run(read, monke
 def test_every_command_of_the_report_runs_as_printed(run, tmp_path, monkeypatch):
     """Each is parsed by the runner, and its settings by the schema; NAME and FILE are for the reader to fill in."""
     monkeypatch.chdir(tmp_path)
-    for command in filter(None, (each.command for each in advice.advice(run(Reader(Path("results")))))):
+    for command in filter(None, (step.command for step in advice.advice(run(Reader(Path("results")))))):
         words = [word for word in shlex.split(command) if not word.startswith("OMP_NUM_THREADS=")]
         assert words[0] == "python" and (ROOT / words[1]).is_file()
         args = run_pipeline.arguments().parse_intermixed_args(words[2:])
@@ -75,7 +75,7 @@ def test_slow_tokenizer_is_advice(read):
     slow = results.Speed(results.CPU.fixed_s, results.CPU.token_s, tokenize_s=30e-6)
     title = "Tokenize in a background worker"
     data = read(results.document(diagnosed(results.cpu_rows(speed=slow))))
-    [found] = [each for each in advice.advice(data) if each.title == title]
+    [found] = [step for step in advice.advice(data) if step.title == title]
     assert 1 < found.gain <= 2
     fast = results.Speed(results.CPU.fixed_s, results.CPU.token_s, tokenize_s=1e-7)
     assert title not in advised(read(results.document(diagnosed(results.cpu_rows(speed=fast)))))
@@ -106,7 +106,7 @@ def test_what_failed_or_does_not_fit_comes_first(read):
 def test_missed_targets_point_to_what_would_meet_them(read):
     strict = {"targets": {"latency_per_sample_ms": 4.5, "throughput_samples_per_sec": 1e6, "gpu_memory_mb": 5000}}
     document = results.gpu_document(full_dataset_metrics=None)
-    why = {each.title: each.why for each in advice.advice(pod(read, document, settings=strict))}
+    why = {step.title: step.why for step in advice.advice(pod(read, document, settings=strict))}
     assert "Meet the latency target" not in why  # batch size 8 takes 4.0 ms
     assert why["Meet the memory target"].startswith("Batch size 1 (90.71 samples/s in the sweep)")
     assert "The sweep reached 265.9 samples/s at batch size 16" in why["Meet the throughput target"]

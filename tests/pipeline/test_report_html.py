@@ -79,7 +79,7 @@ a warning
 
 
 def test_every_kind_of_block_has_its_text_and_nothing_else_is_a_block():
-    assert [type(each) for each in EXAMPLES] == list(get_args(Block))
+    assert [type(block) for block in EXAMPLES] == list(get_args(Block))
     rendered = plain_text.render(Document("Example report", "of blocks", "made for a test", EXAMPLES))
     rule = "=" * WIDTH
     assert rendered == f"{rule}\nEXAMPLE REPORT: of blocks\nmade for a test\n{rule}\n{TEXT}"
@@ -120,7 +120,7 @@ def test_text_stands_in_its_columns():
     ],
 )  # fmt: skip
 def test_html_of_every_kind(example, expected):
-    [block] = [each for each in EXAMPLES if isinstance(each, example)]
+    [block] = [kind for kind in EXAMPLES if isinstance(kind, example)]
     page = html_page.render(Document("Example report", "of blocks", "made for a test", [block]))
     assert expected in " ".join(page.split())
 
@@ -251,9 +251,9 @@ def assert_is_inert(page: Page) -> None:
         assert tag in ALLOWED and set(attributes) <= ALLOWED[tag], (tag, attributes)
         assert set((attributes.get("class") or "").split()) <= CLASSES
     assert page.open == [] and page.comments == []
-    assert all(re.fullmatch(r"#[a-z0-9-]+", each["href"]) for each in page.all("a"))
-    assert all(re.fullmatch(r"data:image/png;base64,[A-Za-z0-9+/]+=*", each["src"]) for each in page.all("img"))
-    assert [each["content"] for each in page.all("meta") if "http-equiv" in each] == [POLICY]
+    assert all(re.fullmatch(r"#[a-z0-9-]+", element["href"]) for element in page.all("a"))
+    assert all(re.fullmatch(r"data:image/png;base64,[A-Za-z0-9+/]+=*", element["src"]) for element in page.all("img"))
+    assert [element["content"] for element in page.all("meta") if "http-equiv" in element] == [POLICY]
     assert "url(" not in page.style and "@import" not in page.style
     assert page.text == printable(page.text)
 
@@ -328,7 +328,7 @@ def test_hostile_text_is_inert_in_every_field_of_every_block(tmp_path):
     assert_is_inert(page)
     shown = printable(HOSTILE)
     assert page.text.count(shown) == 30
-    assert page.all("img")[0]["alt"] == shown and shown in [each.get("aria-label") for each in page.all("div")]
+    assert page.all("img")[0]["alt"] == shown and shown in [element.get("aria-label") for element in page.all("div")]
     assert rendered.encode("utf-8")
 
 
@@ -342,13 +342,13 @@ def test_pictures_are_inside_beside_their_sections(read):
     draw(data)
     page = page_of(data)
     assert_is_inert(page)
-    inside = [base64.b64decode(each["src"].partition(",")[2]) for each in page.all("img")]
+    inside = [base64.b64decode(element["src"].partition(",")[2]) for element in page.all("img")]
     drawn = [drawing for drawing in assembly.report(data).drawings if drawing.reason is None]
-    names = ["owners.png", "batch_size_comparison.png", "roofline.png", "metrics_heatmap.png", "operators.png"]
+    names = ["breakdown.png", "batch_size_comparison.png", "roofline.png", "metrics_heatmap.png", "operators.png"]
     assert [drawing.path.name for drawing in drawn] == names
     assert inside == [drawing.path.read_bytes() for drawing in drawn]
-    assert [each["alt"] for each in page.all("img")] == [drawing.description for drawing in drawn]
-    places = [each.get("id") or "picture" for tag, each in page.tags if tag in ("h2", "details", "img")]
+    assert [element["alt"] for element in page.all("img")] == [drawing.description for drawing in drawn]
+    places = [attributes.get("id") or "picture" for tag, attributes in page.tags if tag in ("h2", "details", "img")]
     assert places[places.index("where-the-time-goes") :][:2] == ["where-the-time-goes", "picture"]
     assert places[places.index("batch-sizes") :][:3] == ["batch-sizes", "picture", "picture"]
     assert places[places.index("operators-of-the-trace") :][:2] == ["operators-of-the-trace", "picture"]
@@ -374,8 +374,8 @@ def test_page_leads_to_each_section_and_holds_whole_commands(read):
     page = page_of(read(results.document(results.cpu_rows([1, 2])), **traced()))
     order = [tag for tag, _ in page.tags if tag in ("h1", "section", "aside", "nav", "h2")]
     assert order[:5] == ["h1", "section", "aside", "nav", "h2"]
-    anchors = [each["id"] for each in page.all("h2")]
-    assert [each["href"] for each in page.all("a")] == [f"#{anchor}" for anchor in anchors]
+    anchors = [element["id"] for element in page.all("h2")]
+    assert [element["href"] for element in page.all("a")] == [f"#{anchor}" for anchor in anchors]
     assert max(Counter(anchors).values()) == 1
     data = read(results.document(results.cpu_rows(noisy=[4])))
     rendered = html_page.render(assembly.report(data).document)
@@ -388,5 +388,5 @@ def test_page_and_text_say_the_same(read):
     page = Page(html_page.render(document))
     # A browser numbers the entries itself, and shows a picture where the text names its file.
     text = re.sub(r"(?m)^[0-9]+\. |^Picture: .*", "", plain_text.render(document))
-    said, shown = (Counter(re.findall(r"[a-z0-9.,]+", each.casefold())) for each in (text, page.text))
+    said, shown = (Counter(re.findall(r"[a-z0-9.,]+", whole.casefold())) for whole in (text, page.text))
     assert said - shown == Counter()

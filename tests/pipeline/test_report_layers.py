@@ -53,7 +53,7 @@ def test_rows_are_those_of_the_rankings_as_many_as_fit_and_without_zeros(read):
     profile = profiles.gpt2()
     whole = said(read, profile)
     head = blocks(profile)[0]
-    [layer] = [each for each in profile.layers if each.path == head.path]
+    [layer] = [row for row in profile.layers if row.path == head.path]
     time = f"{1e3 * head.seconds:.2f} {100 * head.share:.1f}"
     gain = f"{1e3 * head.gain_at_limit_s:.2f} {BOUNDS[layer.bound]} {100 * layer.share_of_limit:.0f}"
     assert f"{head.label} {head.type} {time} {gain}" in whole
@@ -64,7 +64,7 @@ def test_rows_are_those_of_the_rankings_as_many_as_fit_and_without_zeros(read):
     assert blocks(profile)[profiling.SHOWN_LAYERS].label not in shown
     unknown = {"bound": None, "share_of_limit": None, "gain_at_limit_s": None}
     profile = profiles.gpt2()
-    profile = replace(profile, layers=tuple(replace(each, **unknown) for each in profile.layers))
+    profile = replace(profile, layers=tuple(replace(layer, **unknown) for layer in profile.layers))
     head = blocks(profile)[0]
     assert f"{100 * head.share:.1f} - - -" in said(read, profile)
     assert "doubt" not in said(read, profiles.gpt2())
@@ -127,7 +127,7 @@ def test_figure_shows_both_rankings_and_gains_within_their_times():
     ends = [bar.get_x() + bar.get_width() for bar in gains]
     assert ends == pytest.approx([bar.get_width() for bar in times])
     assert left.get_legend() is not None
-    profile = replace(profile, layers=tuple(replace(each, gain_at_limit_s=None) for each in profile.layers))
+    profile = replace(profile, layers=tuple(replace(layer, gain_at_limit_s=None) for layer in profile.layers))
     for axes in drawn(profile).axes:
         assert len(axes.containers) == 1 and axes.get_legend() is None
 

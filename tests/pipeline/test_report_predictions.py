@@ -102,7 +102,7 @@ def test_share_that_cannot_be_told_is_none_with_its_reason(read):
     assert unmeasured["share_of_ceiling_reason"] == "no ceiling was measured for float32"
     assert "Of the peak: unknown (the FLOPs of a forward were not counted)" in performance(read)
     said = performance(read, trim=True, **share())
-    assert "Of the peak: 22.8 %: 54.82 of 240.0 GFLOP/s of matrix products, padding not counted; the" in said
+    assert "Of the peak: 22.8 %: 54.82 of 240.0 matmul GFLOP/s, padding not counted; the" in said
 
 
 # Classes

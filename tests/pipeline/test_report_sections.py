@@ -175,15 +175,13 @@ def test_operators_are_added_up_over_their_shapes(read):
     assert (addmm["name"], addmm["calls"], addmm["device_total_ms"]) == ("aten::addmm", 192, None)
     assert addmm["cpu_self_ms"] == pytest.approx(1.62 * 52) and addmm["cpu_self_pct"] == pytest.approx(52)
     said = section(data, "Operators of the trace")
-    assert "Top operators by own CPU time (3 of 3 batches of 8, float32):" in said
-    assert "The profiler slows what it watches: read shares, not times." in said
-    assert "aten::addmm 192 84.24 52.0" in said
+    assert "Of 3 of 3 batches of 8 in float32. The profiler slows what it watches" in said
     assert "device events: unknown (the profiler of this torch records none for cpu)" in said
 
 
 def test_missing_trace_is_said_and_advised(read):
     data = read(results.document(results.cpu_rows()))
-    assert "Top operators: unknown (step 03 has not run, or was skipped)" in section(data, "Operators of the trace")
+    assert "unknown (step 03 has not run, or was skipped)" in section(data, "Operators of the trace")
     assert commands(data)["Record a trace"] == "python run_pipeline.py --from 3"
     off = read(data.document, settings={"trace": {"enabled": False}})
     assert commands(off)["Record a trace"] == "python run_pipeline.py --from 3 trace.enabled=true"

@@ -63,7 +63,7 @@ def test_pictures_without_rows_are_not_drawn_and_old_ones_go(read):
     assert drawings(data) == {
         "confusion_matrix.png": "not drawn: the dataset was not evaluated: evaluation.enabled is false",
         "calibration.png": "not drawn: the dataset was not evaluated: evaluation.enabled is false",
-        "owners.png": "not drawn: the time of no batch was split",
+        "breakdown.png": "not drawn: the time of no batch was split",
         "batch_size_comparison.png": "not drawn: no batch size was measured yet",
         "metrics_heatmap.png": "not drawn: no batch size was measured yet",
         "roofline.png": "not drawn: no batch size was measured yet",

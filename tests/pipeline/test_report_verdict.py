@@ -28,7 +28,7 @@ def data(read, document):
 
 def changed(data, **changes):
     row = {**data.chosen, "verdict": structs.replace(data.chosen["verdict"], **changes)}
-    rows = tuple(row if each is data.chosen else each for each in data.rows)
+    rows = tuple(row if other is data.chosen else other for other in data.rows)
     return replace(data, rows=rows, chosen=row)
 
 
@@ -42,8 +42,8 @@ def test_card_of_a_run_says_what_limits_what_was_tried_and_what_to_do(data):
         "Next        run in bfloat16: measured 1.8× [1.7, 1.9]",
         "            python run_pipeline.py --from 2 model.dtype=bfloat16 profiling.dtypes=null \\",
         f"               output.results_dir={data.layout.results}-bfloat16",
-        "Throughput  419 samples/s ± 0.15 % at batch size 2, texts as they come; 211 in the pass over the",
-        "            whole set (3 % padding)",
+        "Throughput  419 samples/s ± 0.15 % at batch size 2, unsorted texts; 211 in the pass over the whole",
+        "            set (3 % padding)",
         "Accuracy    0.9125 [0.8993, 0.9241], F1 macro 0.8934, on 2,000 texts",
         "Doubts      none that changes the answer",
     ]
@@ -55,21 +55,23 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     said = card.card(compared)
     text = " ".join(" ".join(said).split())
     assert "[confirmed: no padding gave 1.26× on this batch]" in text
-    assert "Tried here over all texts: bfloat16, without padding 3.3× [3.2, 3.4], 99.7 % same labels · int8, " in text
-    assert "Next use bfloat16, without padding: measured 3.3× [3.2, 3.4] python run_pipeline.py --from 2 model" in text
-    titles = [each.title for each in advice.advice(compared)]
+    assert "Tried here over all texts: bfloat16, packed 3.3× [3.2, 3.4], 99.7 % same labels · int8, " in text
+    assert "Next use bfloat16, packed: measured 3.3× [3.2, 3.4] python run_pipeline.py --from 2 model" in text
+    titles = [step.title for step in advice.advice(compared)]
     assert "precision medium" in (told := section(compared, "What was tried")) and "1.26×" not in told
     assert not {"Bfloat16", "Run in bfloat16", "Batch texts of similar length together"} & set(titles)
     files.write_json(data.layout.variants, {**variants(), "texts": 40})
     assert "Tried here over 40 texts: " in " ".join(card.card(read(document, **traced()))).replace("  ", " ")
-    files.write_json(data.layout.variants, variants("without_padding"))
+    files.write_json(data.layout.variants, variants("packed"))
     first = advice.advice(read(document, **traced()))[0]
-    assert first.command is None and "runs that way already" in first.why and first.title == "Leave out the padding"
-    files.write_json(data.layout.variants, {**variants("without_padding"), "batch_size": 1})  # which has none
+    assert (
+        first.command is None and "runs that way already" in first.why and first.title == "Pack the texts (no padding)"
+    )
+    files.write_json(data.layout.variants, {**variants("packed"), "batch_size": 1})  # which has none
     first = advice.advice(read(document, **traced()))[0]
     assert first.title == "Compute several texts at once" and "one text at a time" in first.why
-    files.write_json(data.layout.variants, variants("as_it_comes"))
-    assert not any(each.title.startswith("Use padded") for each in advice.advice(read(document, **traced())))
+    files.write_json(data.layout.variants, variants("unsorted"))
+    assert not any(step.title.startswith("Use padded") for step in advice.advice(read(document, **traced())))
 
 
 def test_a_variant_that_a_program_of_one_s_own_alone_can_run_is_advised_as_such(read, data, document):
@@ -90,7 +92,7 @@ def test_what_was_tried_stands_beside_what_was_predicted_and_a_refuted_fix_is_no
     assert "bfloat16 1.7× [1.6, 1.8] 1.8× [1.7, 1.9] faster 99.4" in said
     assert "precision medium - 0.60× [0.58, 0.62] slower: do not -" in said
     assert "fuse operators (torch.compile) 1.10× [1.06, 1.14] - not tried" in said
-    assert not any("precision" in each.title for each in advice.advice(data))
+    assert not any("precision" in step.title for step in advice.advice(data))
 
 
 def test_not_settled_says_what_would_settle_it(data):
@@ -118,7 +120,7 @@ def test_a_run_without_a_verdict_or_rows_says_so(read):
 
 def test_the_next_step_multiplies_what_was_measured_of_the_whole_pass_and_of_the_precision(read, document):
     document["full_dataset_metrics"] |= {"throughput_samples_per_sec": 1255.5}  # three times the sweep
-    [found] = [each for each in advice.advice(read(document)) if "fastest precision" in each.title]
+    [found] = [step for step in advice.advice(read(document)) if "fastest precision" in step.title]
     assert found.factor.value == pytest.approx(3 * 1.8, rel=1e-3)
     assert not found.is_measured and "evaluation.precision=fastest" in found.command
 

@@ -19,7 +19,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def start(script: str, *arguments: Any) -> tuple[int, str, str]:
-        code = importlib.import_module(f"scripts.{script}").main([str(each) for each in arguments])
+        code = importlib.import_module(f"scripts.{script}").main([str(argument) for argument in arguments])
         return code, *capfd.readouterr()
 
     return start

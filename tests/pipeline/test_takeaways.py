@@ -96,7 +96,7 @@ def test_tensorboard_reads_rows_card_and_pictures_back(layout, tmp_path) -> None
 
     export.to_tensorboard(export.read(layout), tmp_path / "board")
     read = EventAccumulator(str(tmp_path / "board"), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
-    assert {each.step: each.value for each in read.Scalars(NAME)} == pytest.approx(throughput(layout), rel=1e-6)
+    assert {scalar.step: scalar.value for scalar in read.Scalars(NAME)} == pytest.approx(throughput(layout), rel=1e-6)
     assert read.Images("plots/roofline")[0].encoded_image_string == PNG
     [card] = read.Tensors("boundby/card")
     assert b"Limited by  padding" in tensor_util.make_ndarray(card.tensor_proto).item()
@@ -112,7 +112,7 @@ def test_mlflow_reads_rows_card_and_pictures_back(layout, tmp_path, monkeypatch)
     client = MlflowClient(tracking_uri=uri)
     [run] = client.search_runs([client.get_experiment_by_name(export.PROJECT).experiment_id])
     figures = client.get_metric_history(run.info.run_id, NAME)
-    assert {each.step: each.value for each in figures} == pytest.approx(throughput(layout), rel=1e-6)
+    assert {figure.step: figure.value for figure in figures} == pytest.approx(throughput(layout), rel=1e-6)
     assert run.data.params["model"] == "quickstart" and run.info.status == "FINISHED"
     folder = Path(client.download_artifacts(run.info.run_id, "", str(tmp_path)))
     assert (folder / "plots" / "roofline.png").read_bytes() == PNG and (folder / "card.txt").read_text() == CARD
@@ -125,10 +125,10 @@ def test_weights_and_biases_keeps_rows_card_and_pictures_offline(layout, tmp_pat
     export.to_wandb(export.read(layout), tmp_path / "runs")
     [log] = (tmp_path / "runs").glob("wandb/offline-run-*/*.wandb")
     records = [Record.FromString(content) for content in log_records(log.read_bytes())]
-    rows = [{".".join(each.nested_key) or each.key: each.value_json for each in one.history.item} for one in records]
+    rows = [{".".join(item.nested_key) or item.key: item.value_json for item in one.history.item} for one in records]
     found = {int(row["batch_size"]): float(row[NAME]) for row in rows if NAME in row}
     assert found == pytest.approx(throughput(layout), rel=1e-6)
-    assert any("Limited by  padding" in each.value_json for one in records for each in one.summary.update)
+    assert any("Limited by  padding" in item.value_json for one in records for item in one.summary.update)
     [picture] = log.parent.glob("files/media/images/pictures/roofline*.png")
     assert picture.read_bytes().startswith(PNG[:8])
 

@@ -38,7 +38,7 @@ ELEMENTWISE = (
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Command:
     def start(*arguments: Any) -> tuple[int, str, str]:
-        code = importlib.import_module("scripts.analyze_trace").main([str(each) for each in arguments])
+        code = importlib.import_module("scripts.analyze_trace").main([str(argument) for argument in arguments])
         return code, *capsys.readouterr()
 
     return start
@@ -112,8 +112,8 @@ def test_where_kernels_take_the_time_the_next_step_is_nsight_compute_for_the_slo
 ) -> None:
     events = [step(7, 0, 1000), call(5, 5, 1), work(20, 970, 1, name="void ns::gemm<float>(int)")]
     _, shown, _ = run(store(tmp_path / "trace.json", *events))
-    said = " ".join(shown.replace("\\\n", " ").split())
-    assert "--nvtx-include step_7/ --kernel-name 'regex:^gemm$' --launch-skip 0 --launch-count 1" in said
+    message = " ".join(shown.replace("\\\n", " ").split())
+    assert "--nvtx-include step_7/ --kernel-name 'regex:^gemm$' --launch-skip 0 --launch-count 1" in message
     waiting = training(tmp_path / "waiting.json")
     assert "ncu" not in run(waiting)[1], "a faster kernel would not help"
     assert json.loads(run(waiting, "--json")[1])["traces"][0]["nsight_compute"].startswith("ncu --nvtx")
@@ -128,7 +128,7 @@ def test_text_works_when_nothing_is_known(tmp_path: Path) -> None:
     shown = "\n".join(text.lines(replace(examination, traces=(replace(trace, operators=(stat,)),))))
     shown += "\n".join(text.lines(examine([store(tmp_path / "empty.json")])))
     assert shown.startswith("INCONCLUSIVE: ")
-    assert "unknown (no work is joined to its call)" in shown
+    assert "unknown (no kernel is linked to its launch)" in shown
     assert "nan" not in shown and "None" not in shown
 
 
@@ -214,9 +214,9 @@ def test_json_is_one_strict_document(run: Command, tmp_path: Path) -> None:
     path = training(tmp_path / "trace é.json", kernel="gemm é\u2028")
     code, shown, _ = run(path, "--json", "--steps", "3", "--group-by", "shapes")
     assert code == 0 and shown.isascii()
-    told = json.loads(shown, parse_constant=pytest.fail)
-    assert (told["schema_version"], told["kind"], told["slowest"]) == (1, "trace_analysis", 0)
-    [trace] = told["traces"]
+    values = json.loads(shown, parse_constant=pytest.fail)
+    assert (values["schema_version"], values["kind"], values["slowest"]) == (1, "trace_analysis", 0)
+    [trace] = values["traces"]
     assert trace["path"] == str(path)
     assert trace["steps"]["expected"] == 3 and trace["steps"]["median_ms"] == 1.0
     assert {kernel["name"] for kernel in trace["kernels"]} == {"gemm é\u2028", "ncclDevKernel_AllReduce"}
@@ -338,13 +338,13 @@ def test_a_diff_names_what_takes_longer_and_what_is_new(run: Command, tmp_path: 
     assert rows["old_gemm"] == ["1", "-", "0.2000", "-", "-0.2000", "200", "-"]
     assert rows["new_gemm"] == ["-", "1", "-", "0.2000", "+0.2000", "-", "200"]
     assert "1 in A only; 1 in B only." in shown
-    told = json.loads(run(a, "--diff", b, "--json")[1], parse_constant=pytest.fail)
-    assert (told["kind"], told["is_per_step"], told["step"]["median_change_ms"]) == ("trace_diff", True, 0.0)
-    assert told["operators_matched_by"] == "name"
+    values = json.loads(run(a, "--diff", b, "--json")[1], parse_constant=pytest.fail)
+    assert (values["kind"], values["is_per_step"], values["group_by"]) == ("trace_diff", True, "name")
+    assert values["step_a"]["median_ms"] == values["step_b"]["median_ms"]
     by_shapes = json.loads(run(a, "--diff", b, "--json", "--group-by", "shapes")[1])
-    assert by_shapes["operators_matched_by"] == "name and shapes"
-    [first] = [kernel for kernel in told["kernels"] if kernel["name"] == "ncclDevKernel_AllReduce"]
-    assert first["total_ms_change"] == pytest.approx(0.15) and first["only_in"] is None
+    assert by_shapes["group_by"] == "shapes"
+    [first] = [kernel for kernel in values["kernels"] if kernel["name"] == "ncclDevKernel_AllReduce"]
+    assert first["b"]["device_self_ms"] - first["a"]["device_self_ms"] == pytest.approx(0.15)
 
 
 def test_a_diff_warns_before_its_first_number_and_says_what_the_change_is_of(run: Command, tmp_path: Path) -> None:
@@ -354,19 +354,19 @@ def test_a_diff_warns_before_its_first_number_and_says_what_the_change_is_of(run
     assert shown.startswith("Not like with like:\n- A ran on H100, B on A100.")
     made_of = " ".join(shown.partition("One trace is one sample")[0].split())
     assert "- 0.1500 ms more communication, mostly aten::mm (+0.1500 ms)" in made_of
-    told = json.loads(run(a, "--diff", b, "--json")[1], parse_constant=pytest.fail)
-    assert [each["kind"] for each in told["unlike"]] == ["device"]
-    [part] = [part for part in told["parts"] if part["name"] == "communication"]
+    values = json.loads(run(a, "--diff", b, "--json")[1], parse_constant=pytest.fail)
+    assert [item["kind"] for item in values["unlike"]] == ["device"]
+    [part] = [part for part in values["parts"] if part["name"] == "communication"]
     assert part["change_ms"] == pytest.approx(0.15) and part["mostly"]["name"] == "aten::mm"
 
 
 def test_the_processes_of_one_file_stand_side_by_side(run: Command, tmp_path: Path) -> None:
-    events = [event("aten::mm", 10 * place, 5 + pid) | {"pid": pid} for pid in (1, 2) for place in range(9)]
+    events = [event("aten::mm", 10 * index, 5 + pid) | {"pid": pid} for pid in (1, 2) for index in range(9)]
     path = store(tmp_path / "merged.json", *events)
     code, shown, _ = run(path)
     assert (code, "2 traces" in shown, "process 2" in shown) == (0, True, True)
-    told = json.loads(run(path, "--json")[1])
-    assert [each["process"] for each in told["traces"]] == ["1", "2"]
+    values = json.loads(run(path, "--json")[1])
+    assert [trace["process"] for trace in values["traces"]] == ["1", "2"]
     code, _, notes = run(path, "--diff", path)
     assert (code, "give the file of one process" in notes) == (2, True)
 
@@ -411,7 +411,7 @@ def test_real_traces_are_told_within_the_width_of_a_page() -> None:
         traces += examination.traces
     assert widest("\n".join(text.pair_lines(Pair(traces[0], traces[2]), top=100))) <= WIDEST
     assert [trace.is_inconclusive for trace in (traces[0], traces[2])] == [False, False]
-    assert [each.kind for each in traces[1].analysis.findings] == ["backlog"]
+    assert [finding.kind for finding in traces[1].analysis.findings] == ["backlog"]
 
 
 def test_the_script_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:

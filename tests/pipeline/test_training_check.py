@@ -76,8 +76,8 @@ def test_a_sound_run_is_fine_and_json_has_the_verdict(run, tmp_path, capsys):
     assert "ok metrics.json: 8 steps, 2 epochs" in out
     assert "ok stage_times.json: 5 undisturbed steps" in out
     assert " ".join((tmp_path / "report.txt").read_text().split()) == out and "What to do about the stages" in out
-    told = json.loads(check(capsys, run, "--analysis", "--json")[1])["training"]
-    assert told["text"][0].startswith("What: ") and told["verdict"]["bound"]
+    training = json.loads(check(capsys, run, "--analysis", "--json")[1])["training"]
+    assert training["text"][0].startswith("What: ") and training["verdict"]["bound"]
 
 
 FILES = ("metrics.json", "stage_times.json", "profiler_summary.json", "manifest.json", "trace.json", "op_stats.csv")
@@ -100,27 +100,27 @@ def test_a_damaged_file_is_a_fault_and_no_error(run, capsys, name):
 
 
 @pytest.mark.parametrize(
-    ("pid", "code", "said"),
+    ("pid", "code", "text"),
     [
         (LIVING, 0, "note stage_times.json: it runs still; the last step that has ended is 7"),
         (DEAD, 1, "fault stage_times.json: the training was killed; the last step that has ended is 7"),
     ],
     ids=["living", "dead"],
 )
-def test_a_run_that_has_not_ended_runs_still_or_was_killed(run, capsys, pid, code, said):
-    edit(run / "stage_times.json", lambda found: found.update(status="running", pid=pid))
-    edit(run / "metrics.json", lambda found: found.update(status="running"))
+def test_a_run_that_has_not_ended_runs_still_or_was_killed(run, capsys, pid, code, text):
+    edit(run / "stage_times.json", lambda document: document.update(status="running", pid=pid))
+    edit(run / "metrics.json", lambda document: document.update(status="running"))
     for name in ("profiler_summary.json", "manifest.json", "op_stats.csv", "trace.json"):
         (run / name).unlink()  # they come later
-    found, out = check(capsys, run)
-    assert found == code and said in out and "it is missing" not in out
+    result, out = check(capsys, run)
+    assert result == code and text in out and "it is missing" not in out
 
 
 def test_a_run_that_wanted_no_profiler_or_trace_is_fine_and_says_so(tmp_path, capsys):
     train(tmp_path / "run", profiled=False)
     code, out = check(capsys, tmp_path / "run", "--analysis")
     assert code == 0 and "note config.json: profiling.enabled was false: the run was not recorded" in out
-    edit(tmp_path / "run" / "config.json", lambda found: found["settings"]["profiling"].update(enabled=True))
+    edit(tmp_path / "run" / "config.json", lambda document: document["settings"]["profiling"].update(enabled=True))
     code, out = check(capsys, tmp_path / "run")
     assert code == 1 and "fault config.json: stage times of 0 of 1 process(es) are here" in out
     train(tmp_path / "untraced", trace=False)

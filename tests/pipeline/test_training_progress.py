@@ -47,13 +47,13 @@ def test_losses_speeds_and_epochs_are_written(tmp_path, clock):
     progress.end_step(float("nan"))
     progress.end_epoch(None)
     progress.end(None)
-    found = read(tmp_path)
-    assert found["steps"] == {"step": [0, 1, 2, 3], "loss": [2.0, 1.0, 0.5, None], "samples_per_s": [16, 32, 8, 8]}
+    document = read(tmp_path)
+    assert document["steps"] == {"step": [0, 1, 2, 3], "loss": [2.0, 1.0, 0.5, None], "samples_per_s": [16, 32, 8, 8]}
     figures = {"epoch": 1, "steps": 2, "loss_mean": 1.5, "accuracy": 0.5, "samples_per_s": 16 / 0.75, "seconds": 0.75}
-    assert found["epochs"][0] == figures
-    assert (found["epochs"][1]["loss_mean"], found["epochs"][1]["accuracy"]) == (0.5, None)
-    assert found["non_finite_losses"] == 1
-    assert (found["status"], found["steps_planned"], found["samples_per_step"]) == ("finished", 4, 8)
+    assert document["epochs"][0] == figures
+    assert (document["epochs"][1]["loss_mean"], document["epochs"][1]["accuracy"]) == (0.5, None)
+    assert document["non_finite_losses"] == 1
+    assert (document["status"], document["steps_planned"], document["samples_per_step"]) == ("finished", 4, 8)
 
 
 def test_steps_that_the_profiler_slows_down_are_in_the_epoch_and_not_in_its_speed_and_what_is_between_in_none(
@@ -70,9 +70,9 @@ def test_steps_that_the_profiler_slows_down_are_in_the_epoch_and_not_in_its_spee
         if progress.steps == 3:
             progress.end_epoch(None)
     progress.end_epoch(None)
-    found = read(tmp_path)
-    assert found["steps"]["samples_per_s"] == [8.0, 2.0, 8.0, 2.0, 2.0]
-    epochs = [(each["steps"], each["seconds"], each["samples_per_s"]) for each in found["epochs"]]
+    document = read(tmp_path)
+    assert document["steps"]["samples_per_s"] == [8.0, 2.0, 8.0, 2.0, 2.0]
+    epochs = [(epoch["steps"], epoch["seconds"], epoch["samples_per_s"]) for epoch in document["epochs"]]
     assert epochs == [(3, 6.0, 8.0), (2, 8.0, None)]
     assert progress.said() == "5 steps, last loss 1.0000"
 
@@ -112,8 +112,8 @@ def test_what_ended_the_training_is_said(tmp_path, clock, error, status, said):
     progress = progress_in(tmp_path, clock)
     assert read(tmp_path)["status"] == "running"
     progress.end(error)
-    found = read(tmp_path)
-    assert (found["status"], found["error"]) == (status, said)
+    document = read(tmp_path)
+    assert (document["status"], document["error"]) == (status, said)
     other = Progress(None, PLAN, print, clock=clock)  # that of another process than the first writes nothing
     other.begin()
     other.end_step(1.0)

@@ -44,7 +44,7 @@ def train(monkeypatch, capfd, tmp_path) -> Train:
     monkeypatch.chdir(tmp_path)
 
     def start(*arguments: Any) -> tuple[int, str, str]:
-        code = importlib.import_module("scripts.profile_training").main([str(each) for each in arguments])
+        code = importlib.import_module("scripts.profile_training").main([str(argument) for argument in arguments])
         return code, *capfd.readouterr()
 
     return start
@@ -78,13 +78,13 @@ def test_every_file_is_there_passes_the_check_and_tells_of_the_same_steps(record
     with (folder / "op_stats.csv").open(newline="") as file:
         assert {"aten::convolution", "aten::addmm"} <= {row["name"] for row in csv.DictReader(file)}
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert [each["first_step"] for each in manifest["cycles"]] == [2, 7]
+    assert [cycle["first_step"] for cycle in manifest["cycles"]] == [2, 7]
     metrics, times = json.loads((folder / "metrics.json").read_text()), read_stage_times(folder)
     assert (times.status, times.last_step, metrics["status"]) == ("finished", 11, "finished")
     assert metrics["steps"]["step"] == list(range(12)) and None not in metrics["steps"]["loss"]
-    assert [(each["steps"], 0 < each["accuracy"] <= 1) for each in metrics["epochs"]] == [(6, True)] * 2
+    assert [(epoch["steps"], 0 < epoch["accuracy"] <= 1) for epoch in metrics["epochs"]] == [(6, True)] * 2
     assert len(times.rows_of("evaluation", "excluded")) == 2
-    assert {each.name for each in times.stages if each.kind == "stage"} >= STAGES
+    assert {stage.name for stage in times.stages if stage.kind == "stage"} >= STAGES
     code, out = check(capsys, folder)
     assert code == 0 and "ok config.json: " in out and "1 process(es)" in out, out
     assert "Stages of the training" in out and re.search(r"What to do about the stages -+ 1\. ", out)
@@ -105,11 +105,13 @@ def test_a_short_last_epoch_is_evaluated_like_the_others(train, tmp_path, steps,
         *("--profiler", "on", "profiling.wait_steps=9", "--output", tmp_path / "run"),
     )
     assert code == 0, notes
-    found = json.loads((tmp_path / "run" / "metrics.json").read_text())["epochs"]
-    assert [(each["steps"], each["accuracy"] is not None) for each in found] == [(each, True) for each in epochs]
+    epochs_written = json.loads((tmp_path / "run" / "metrics.json").read_text())["epochs"]
+    assert [(epoch["steps"], epoch["accuracy"] is not None) for epoch in epochs_written] == [
+        (epoch, True) for epoch in epochs
+    ]
     times = read_stage_times(tmp_path / "run")
     assert (times.status, len(times.rows_of("evaluation", "excluded"))) == ("finished", len(epochs))
-    assert f"accuracy {found[-1]['accuracy']:.3f}" in said
+    assert f"accuracy {epochs_written[-1]['accuracy']:.3f}" in said
 
 
 def test_the_loss_curve_is_the_same_to_the_last_bit_without_the_profiler(recorded, train, tmp_path):
@@ -144,15 +146,15 @@ def test_every_model_learns(name: ModelName):
     task = tasks.prepare(name, 0.2, seed=0)
     batches = [default_collate(task.split.training[start : start + 16]) for start in (0, 16)]
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
-    found = []
+    losses = []
     task.model.train()
     for _ in range(6):
         loss = sum(task.model(**batch)["loss"] for batch in batches) / 2
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(loss.item())
-    assert found[-1] < found[0]
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
     assert task.model(**batches[0])["logits"].shape == (16, task.model.config.num_labels)
 
 
@@ -161,7 +163,7 @@ def test_subsample_and_split_hold_each_row_once_and_depend_on_the_seed_alone():
     assert (len(whole.training), len(whole.evaluation)) == (1438, 359)
     assert (len(part.training), len(part.evaluation)) == (144, 36)
     again, other = tasks.digits(8, 0.1, seed=0), tasks.digits(8, 0.1, seed=1)
-    first = [each.training[0]["pixel_values"] for each in (part, again, other)]
+    first = [split.training[0]["pixel_values"] for split in (part, again, other)]
     assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
 
 
@@ -208,7 +210,7 @@ def test_neither_workers_of_the_loader_nor_a_profiler_that_is_broken_change_a_lo
         raise RuntimeError("the profiler is broken")
 
     monkeypatch.setattr(torch.profiler.profile, "start", broken)
-    recording = ["--profiler", "on", *(f"profiling.{each}" for each in ("wait_steps=0", "active_steps=1"))]
+    recording = ["--profiler", "on", *(f"profiling.{setting}" for setting in ("wait_steps=0", "active_steps=1"))]
     for number, more in ((0, []), (1, recording)):
         arguments = ["--steps", "3", "data.subsample_percentage=0.1", f"data.num_workers={number}", *more]
         code, *said = train(*arguments, "training.evaluate=false", "--output", tmp_path / str(number))
@@ -223,11 +225,11 @@ def test_scalars_of_the_stages_are_written_for_tensorboard(train, tmp_path):
     code, said, notes = train(*arguments, "--output", tmp_path / "run")
     assert code == 0, notes
     assert f"tensorboard --logdir {tmp_path / 'run' / 'tensorboard'}" in said
-    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    found.Reload()
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
     times = read_stage_times(tmp_path / "run")
     usual = [row for row in times.rows_of("forward") if not row["flags"]]
-    scalars = [(each.step, round(each.value, 6)) for each in found.Scalars("stage_s/forward")]
+    scalars = [(scalar.step, round(scalar.value, 6)) for scalar in events.Scalars("stage_s/forward")]
     assert scalars == [(row["step"], round(row["host_ns"] / 1e9, 6)) for row in usual] and scalars
 
 

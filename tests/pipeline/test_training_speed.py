@@ -47,10 +47,10 @@ def test_export_recording_and_setup_are_in_no_speed_of_a_training(tmp_path):
     settings = load(TrainingSettings, ROOT / "configs" / "training.yaml", overrides)
     said: list[str] = []
     run.run(settings, None, tmp_path / "run", said.append, said.append)
-    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    samples = found["samples_per_step"]
+    document = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    samples = document["samples_per_step"]
     durations = [SLOW_S if step in DISTURBED else STEP_S for step in range(10)]
-    assert found["steps"]["samples_per_s"] == [samples / each for each in durations]
-    epochs = [(each["seconds"], each["samples_per_s"]) for each in found["epochs"]]
+    assert document["steps"]["samples_per_s"] == [samples / duration for duration in durations]
+    epochs = [(epoch["seconds"], epoch["samples_per_s"]) for epoch in document["epochs"]]
     assert epochs == [(sum(durations[:5]), samples / STEP_S), (sum(durations[5:]), samples / STEP_S)]
     assert any(f"{samples / STEP_S:,.0f} samples/s in the last epoch" in text for text in said)

@@ -55,81 +55,81 @@ def made(
     """Return the stock variants of these names that can be made, on the card or the host, and why others cannot."""
     with plugged_in(card) if card else contextlib.nullcontext():
         shop = workshop(folder, "cuda" if card else "cpu")
-        listed = [each for each in stock.variants(shop.loaded.device) if each.name in names]
-        reference = Variant("as_it_comes", "", ways._as_they_come, None)
-        found, refused = rounds.make([reference, *listed], shop, Timer(FakeClock()), 1e9, lambda text: None)
-        for each in found:
-            with each.way.setting():
-                each.logits = [each.way.logits(TEXTS)]
-    return {each.variant.name: each for each in found}, refused, shop
+        listed = [variant for variant in stock.variants(shop.loaded.device) if variant.name in names]
+        reference = Variant("unsorted", "", ways._as_they_come, None)
+        measured, refused = rounds.make([reference, *listed], shop, Timer(FakeClock()), 1e9, lambda text: None)
+        for timed in measured:
+            with timed.way.setting():
+                timed.logits = [timed.way.logits(TEXTS)]
+    return {timed.variant.name: timed for timed in measured}, refused, shop
 
 
 def reasons(refused: dict[str, Refusal]) -> dict[str, tuple[str, str]]:
-    return {name: (each.why, each.text) for name, each in refused.items()}
+    return {name: (refusal.why, refusal.text) for name, refusal in refused.items()}
 
 
 def test_every_variant_has_a_name_in_the_settings_and_is_compared_with_one_that_is_there():
     with plugged_in(H100):
         device = torch.device("cuda:0")
         listed = ways.variants(device, Variants(), stock.variants(device))
-    names = [each.name for each in listed]
-    assert {*names} - {"as_it_comes", "without_padding"} == {*get_args(VariantName)}
-    assert all(each.base in names[:place] for place, each in enumerate(listed) if each.base)
-    assert not any("padding" in each.words for each in listed if each.name in stock.CHANGES)
+    names = [variant.name for variant in listed]
+    assert {*names} - {"unsorted", "packed"} == {*get_args(VariantName)}
+    assert all(variant.base in names[:index] for index, variant in enumerate(listed) if variant.base)
+    assert not any("padding" in variant.words for variant in listed if variant.name in stock.CHANGES)
 
 
 def test_without_names_they_are_tried_on_a_gpu_and_by_name_anywhere_beside_what_they_change():
     def names(which: list[str] | None) -> list[str]:
-        return [each.name for each in ways.variants(CPU, Variants(which=which), stock.variants(CPU))]
+        return [variant.name for variant in ways.variants(CPU, Variants(which=which), stock.variants(CPU))]
 
     assert not {*names(None)} & {*stock.CHANGES, stock.HALF}
     assert {*ENGINES} <= {*names(None)}
-    assert names(["eager"]) == ["as_it_comes", "sorted", "without_padding", "eager"]
+    assert names(["eager"]) == ["unsorted", "sorted", "packed", "eager"]
     with plugged_in(T4):
         card = torch.device("cuda:0")
         listed = ways.variants(card, Variants(which=["eager"]), stock.variants(card))
-    assert [each.name for each in listed] == ["as_it_comes", "without_padding", "sorted_half", "eager"]
+    assert [variant.name for variant in listed] == ["unsorted", "packed", "sorted_half", "eager"]
     assert listed[-1].words == "float16, eager attention", "a T4 multiplies in no bfloat16"
 
 
 def test_on_a_host_each_computes_the_same_labels_by_the_attention_that_was_asked_for(folders):
-    found, refused, _ = made(folders["decoder"], "eager", "sdpa_math", "use_cache_off")
-    assert refused == {} and {name: each.attention for name, each in found.items()} == {
-        "as_it_comes": "flash", "eager": "eager", "sdpa_math": "math", "use_cache_off": "flash",
+    measured, refused, _ = made(folders["decoder"], "eager", "sdpa_math", "use_cache_off")
+    assert refused == {} and {name: timed.attention for name, timed in measured.items()} == {
+        "unsorted": "flash", "eager": "eager", "sdpa_math": "math", "use_cache_off": "flash",
     }  # fmt: skip
-    for each in found.values():
-        np.testing.assert_allclose(each.logits[0], found["as_it_comes"].logits[0], atol=1e-5)
+    for timed in measured.values():
+        np.testing.assert_allclose(timed.logits[0], measured["unsorted"].logits[0], atol=1e-5)
 
 
 def test_what_a_host_has_not_is_a_row_with_the_reason(folders):
     _, refused, _ = made(folders["encoder"], *{*stock.CHANGES} - {"compiled_max_autotune"})
     only = ("not_possible", "only a GPU has that choice")
-    found = reasons(refused)
+    reason_of = reasons(refused)
     of_gpus = {"sdpa_flash", "sdpa_fa3", "sdpa_fa4", "fp8", "cuda_graphs", "compiled_reduce_overhead"}
-    assert {name for name, each in found.items() if each == only} == of_gpus | {*FLASH_ATTENTION}
-    assert found["sdpa"] == ("not_possible", "the model has it without a change")
-    assert found["use_cache_off"] == ("not_possible", "this model keeps no keys and values of its forward")
-    assert found["sdpa_cudnn"][1].startswith("No viable backend for scaled_dot_product_attention was found")
+    assert {name for name, timed in reason_of.items() if timed == only} == of_gpus | {*FLASH_ATTENTION}
+    assert reason_of["sdpa"] == ("not_possible", "the model has it without a change")
+    assert reason_of["use_cache_off"] == ("not_possible", "this model keeps no keys and values of its forward")
+    assert reason_of["sdpa_cudnn"][1].startswith("No viable backend for scaled_dot_product_attention was found")
 
 
 def test_a_card_is_offered_every_kernel_and_each_row_says_which_it_took(folders):
     kernels = ("sorted_half", "sdpa_math", "sdpa_mem_efficient", "sdpa_cudnn", "sdpa_flash", "eager")
-    found, refused, _ = made(folders["decoder"], *kernels, card=H100)
-    assert refused == {} and {name: each.attention for name, each in found.items()} == {
-        "as_it_comes": "mem_efficient", "sorted_half": "cudnn", "sdpa_math": "math", "eager": "eager",
+    measured, refused, _ = made(folders["decoder"], *kernels, card=H100)
+    assert refused == {} and {name: timed.attention for name, timed in measured.items()} == {
+        "unsorted": "mem_efficient", "sorted_half": "cudnn", "sdpa_math": "math", "eager": "eager",
         "sdpa_mem_efficient": "mem_efficient", "sdpa_cudnn": "cudnn", "sdpa_flash": "flash",
     }  # fmt: skip
-    for each in found.values():
-        np.testing.assert_allclose(each.logits[0], found["as_it_comes"].logits[0], atol=0.1)
+    for timed in measured.values():
+        np.testing.assert_allclose(timed.logits[0], measured["unsorted"].logits[0], atol=0.1)
     assert (
-        found["sdpa_flash"]
+        measured["sdpa_flash"]
         .way.program[-1]
         .startswith(
             "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION): model(input_ids=ids)"
         )
     )
-    assert 'dtype=torch.bfloat16).to("cuda")' in found["eager"].way.program[1]
-    assert found["eager"].way.program[-1] == 'model.set_attn_implementation("eager")'
+    assert 'dtype=torch.bfloat16).to("cuda")' in measured["eager"].way.program[1]
+    assert measured["eager"].way.program[-1] == 'model.set_attn_implementation("eager")'
 
 
 def test_a_kernel_without_masks_is_refused_to_a_model_whose_tokens_would_see_the_padding(folders):
@@ -171,19 +171,19 @@ def test_graphs_are_captured_for_each_length_and_give_the_logits_of_the_forward(
     with plugged_in(H100) as machine:
         shop = workshop(folders[kind], "cuda")
         [plain, graphs] = [
-            each for each in stock.variants(shop.loaded.device) if each.name in (stock.HALF, "cuda_graphs")
+            variant for variant in stock.variants(shop.loaded.device) if variant.name in (stock.HALF, "cuda_graphs")
         ]
         own, way = plain.make(shop), graphs.make(shop)
         launches = machine.launches
-        found = way.logits(TEXTS)
+        logits = way.logits(TEXTS)
         replayed = machine.launches - launches
-        np.testing.assert_allclose(found, own.logits(TEXTS), atol=0.002)
+        np.testing.assert_allclose(logits, own.logits(TEXTS), atol=0.002)
         assert replayed < (machine.launches - launches) / 4, "a replay issues a graph in one go"
         counts = [machine.launches]
         for _ in range(2):
-            found = way.logits(["good " * 40])
+            logits = way.logits(["good " * 40])
             counts.append(machine.launches)
-        np.testing.assert_allclose(found, own.logits(["good " * 40]), atol=0.002)
+        np.testing.assert_allclose(logits, own.logits(["good " * 40]), atol=0.002)
         assert counts[1] - counts[0] > 4 * (counts[2] - counts[1]), "another length is captured when it comes"
     assert way.is_captured and way.program[-1].startswith("ids.copy_(batch_ids)")
 
@@ -196,7 +196,7 @@ def test_lengths_are_rounded_up_by_less_than_a_half_and_not_beyond_the_longest()
 
 def test_a_model_whose_positions_depend_on_the_longest_text_is_not_padded_to_longer_ones(folders, monkeypatch):
     monkeypatch.setattr(stock, "rotary_of", lambda model: True)
-    monkeypatch.setattr(stock, "compile_obstacle", lambda device: None)
+    monkeypatch.setattr(ways, "compile_obstacle", lambda device: None)
     _, refused, _ = made(folders["decoder"], "cuda_graphs", "compiled_max_autotune", card=H100)
     said = ("not_possible", "its rotary positions depend on the longest text; lengths are rounded up here")
     assert reasons(refused) == dict.fromkeys(("compiled_max_autotune", "cuda_graphs"), said)
@@ -212,9 +212,9 @@ def test_a_capture_that_fails_is_a_row_with_the_reason_and_the_others_go_on(fold
         return logits
 
     monkeypatch.setattr(stock, "_forward", reading)
-    found, refused, shop = made(folders["decoder"], "cuda_graphs", "sorted_half", "eager", card=H100)
+    measured, refused, shop = made(folders["decoder"], "cuda_graphs", "sorted_half", "eager", card=H100)
     why, text = reasons(refused)["cuda_graphs"]
-    assert why == "failed" and "CUDA error" in text and {*found} == {"as_it_comes", "sorted_half", "eager"}
+    assert why == "failed" and "CUDA error" in text and {*measured} == {"unsorted", "sorted_half", "eager"}
     assert shop.doubts == []
 
 
@@ -254,11 +254,11 @@ def torchao(monkeypatch: pytest.MonkeyPatch, installed: None) -> list[tuple[Any,
 
 
 def test_fp8_rounds_the_layers_of_a_copy_and_not_the_head(folders, torchao):
-    found, refused, shop = made(folders["decoder"], "fp8", card=H100)
+    measured, refused, shop = made(folders["decoder"], "fp8", card=H100)
     [(layers, config)] = torchao
     assert refused == {} and config == {"granularity": "by row"} and not hasattr(layers, "score")
-    assert layers is not shop.loaded.model.base_model and found["fp8"].variant.kind == "coarser"
-    assert found["fp8"].way.program[-1].startswith("quantize_(model.base_model, Float8DynamicActivationFloat8Weight")
+    assert layers is not shop.loaded.model.base_model and measured["fp8"].variant.kind == "reduced"
+    assert measured["fp8"].way.program[-1].startswith("quantize_(model.base_model, Float8DynamicActivationFloat8Weight")
 
 
 def test_fp8_that_no_layer_takes_is_refused_and_one_of_another_api_a_failure(folders, torchao, monkeypatch):
@@ -284,9 +284,9 @@ def test_an_attention_that_is_not_installed_is_a_row_with_the_line_that_installs
 @pytest.mark.parametrize(("card", "refused", "least"), [(T4, 3, "8.0"), (A100, 4, "9.0")])
 def test_an_attention_that_is_not_of_this_card_is_not_said_to_lack_a_package(folders, card, refused, least):
     name = f"flash_attention_{refused}"
-    _, found, _ = made(folders["decoder"], name, card=card)
+    _, measured, _ = made(folders["decoder"], name, card=card)
     own = ".".join(map(str, card.capability))
-    assert reasons(found)[name] == ("not_possible", f"it needs compute capability {least}, and this GPU has {own}")
+    assert reasons(measured)[name] == ("not_possible", f"it needs compute capability {least}, and this GPU has {own}")
 
 
 def test_an_attention_that_transformers_does_not_take_is_refused_with_its_words(folders, installed, monkeypatch):
@@ -305,16 +305,16 @@ def test_an_attention_that_transformers_does_not_take_is_refused_with_its_words(
 
 
 def test_another_flash_attention_of_torch_is_on_for_its_calls_alone(installed, monkeypatch):
-    told: list[str] = []
+    calls: list[str] = []
     module = torch.nn.attention
     monkeypatch.setattr(module, "list_flash_attention_impls", lambda: ["FA3"])
-    monkeypatch.setattr(module, "activate_flash_attention_impl", lambda name: told.append(name))
-    monkeypatch.setattr(module, "restore_flash_attention_impl", lambda: told.append("restored"))
+    monkeypatch.setattr(module, "activate_flash_attention_impl", lambda name: calls.append(name))
+    monkeypatch.setattr(module, "restore_flash_attention_impl", lambda: calls.append("restored"))
     change = stock.CHANGES["sdpa_fa3"]
     with pytest.raises(ValueError), change.setting():
-        assert told == ["FA3"] and not torch.backends.cuda.math_sdp_enabled()
+        assert calls == ["FA3"] and not torch.backends.cuda.math_sdp_enabled()
         raise ValueError
-    assert told == ["FA3", "restored"] and torch.backends.cuda.math_sdp_enabled()
+    assert calls == ["FA3", "restored"] and torch.backends.cuda.math_sdp_enabled()
     shop = SimpleNamespace(loaded=SimpleNamespace(
         device=torch.device("cuda:0"), model=SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
     ))  # fmt: skip
@@ -339,7 +339,7 @@ def test_a_model_with_attention_of_its_own_has_no_kernel_to_choose(folders):
 ])  # fmt: skip
 def test_the_whole_forward_is_compiled_in_the_mode_that_is_named_and_in_few_shapes(folders, monkeypatch, name, mode):
     shapes, compiled, processes = list[tuple[int, ...]](), list[dict](), set[int]()
-    monkeypatch.setattr(stock, "compile_obstacle", lambda device: None)
+    monkeypatch.setattr(ways, "compile_obstacle", lambda device: None)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda model, **settings: compiled.append(settings))
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     plain = stock._forward
@@ -350,12 +350,12 @@ def test_the_whole_forward_is_compiled_in_the_mode_that_is_named_and_in_few_shap
         return plain(model, ids, mask)
 
     monkeypatch.setattr(stock, "_forward", noted)
-    found, refused, _ = made(folders["decoder"], name, card=H100)
+    measured, refused, _ = made(folders["decoder"], name, card=H100)
     assert refused == {} and compiled == [{"mode": mode, "dynamic": True}]
     assert {*shapes} == {(4, 16)}, "the last batch is filled up"
     assert processes == {1}, "torch's own processes would outlive a program that is killed"
-    assert found[name].way.program[-1] == f'model.compile(mode="{mode}", dynamic=True)'
-    assert found[name].way.is_compiled and found[name].variant.fix.kind == "fuse_operators"
+    assert measured[name].way.program[-1] == f'model.compile(mode="{mode}", dynamic=True)'
+    assert measured[name].way.is_compiled and measured[name].variant.fix.kind == "fuse_operators"
 
 
 def test_a_checkpoint_that_asks_for_an_attention_that_is_not_installed_ends_with_the_way_out(tmp_path):
@@ -378,7 +378,7 @@ def row(name: str, gain: float, **more: Any) -> dict[str, Any]:
 
 
 def found_with(recommended: str, *rows: dict[str, Any]) -> dict[str, Any]:
-    chosen = next(each for each in rows if each["name"] == recommended)
+    chosen = next(row for row in rows if row["name"] == recommended)
     answer = {"name": recommended, "settings": [], "environment": {}, "program": chosen.get("program", [])}
     return {"variants": list(rows), "recommended": answer, "texts": 300, "dataset_rows": 300, "rounds": 5, "doubts": [],
             "threads": 1, "batch_size": 8, "min_agreement": 0.99, "max_accuracy_drop": 0.01}  # fmt: skip
@@ -387,13 +387,13 @@ def found_with(recommended: str, *rows: dict[str, Any]) -> dict[str, Any]:
 def test_the_recommendation_names_the_lines_of_a_program_where_it_is_surely_faster():
     lines = ["import torch", 'model.set_attn_implementation("flash_attention_2")']
     stock_row = partial(row, "flash_attention_2", program=lines, runs_here=False)
-    said = section.console_lines(found_with("flash_attention_2", row("as_it_comes", 1.0), stock_row(2.0)))
+    said = section.console_lines(found_with("flash_attention_2", row("unsorted", 1.0), stock_row(2.0)))
     assert said[-3:] == ["In a program of your own:", *(f"  {line}" for line in lines)]
-    slow_to_make = found_with("without_padding", row("as_it_comes", 1.0), row("without_padding", 2.0), stock_row(4.0))
+    slow_to_make = found_with("packed", row("unsorted", 1.0), row("packed", 2.0), stock_row(4.0))
     assert "evaluation.precision=fastest takes it" not in " ".join(section.console_lines(slow_to_make))
-    engine = found_with("as_it_comes", row("as_it_comes", 1.0), row("openvino", 4.0, runs_here=False))
+    engine = found_with("unsorted", row("unsorted", 1.0), row("openvino", 4.0, runs_here=False))
     assert "evaluation.precision=fastest takes it" in " ".join(" ".join(section.console_lines(engine)).split())
-    said = section.console_lines(found_with("flash_attention_2", row("as_it_comes", 1.0), stock_row(1.0)))
+    said = section.console_lines(found_with("flash_attention_2", row("unsorted", 1.0), stock_row(1.0)))
     assert " ".join(said).endswith(
         "Keep the pipeline as it is: no other way it can run keeps enough labels and is surely faster."
     )
@@ -401,23 +401,23 @@ def test_the_recommendation_names_the_lines_of_a_program_where_it_is_surely_fast
 
 def test_what_a_program_alone_can_run_may_be_recommended_and_an_engine_may_not():
     ways_made = {
-        "as_it_comes": Way(lambda texts: np.eye(2), 1, 1),
+        "unsorted": Way(lambda texts: np.eye(2), 1, 1),
         "graphs": Way(lambda texts: np.eye(2), 1, 1, program=("graph.replay()",)),
         "engine": Way(lambda texts: np.eye(2), 1, 1),
     }
-    speeds = {"as_it_comes": 1.0, "graphs": 0.5, "engine": 0.25}
+    speeds = {"unsorted": 1.0, "graphs": 0.5, "engine": 0.25}
     measured = [
         Measured(Variant(name, name, lambda shop: None, None), way, 0.0, 1.0, None, "flash", [speeds[name]] * 5,
                  [0.1] * 5, [np.eye(2)])
         for name, way in ways_made.items()
     ]  # fmt: skip
     texts = Rows(np.arange(2), ["a", "b"], None)
-    found = comparison.Comparison(texts, 2, measured, {}, [2] * 5)
-    candidates = [comparison._candidate(each, found) for each in measured]
+    comparing = comparison.Comparison(texts, 2, measured, {}, [2] * 5)
+    candidates = [comparison._candidate(timed, comparing) for timed in measured]
     factors = {(a.variant.name, b.variant.name): a.over(b) for a in measured for b in measured}
     chosen = recommend(candidates, factors, Tolerance(0.99, 0.01))
     assert chosen.name == "graphs"
-    rows = {each.variant.name: comparison._row(each, found, None) for each in measured}
-    answer = comparison._as_recommended(chosen, [each.variant for each in measured], rows)
+    rows = {timed.variant.name: comparison._row(timed, comparing, None) for timed in measured}
+    answer = comparison._as_recommended(chosen, [timed.variant for timed in measured], rows)
     assert answer["program"] == ["graph.replay()"] and answer["settings"] == []
     assert rows["graphs"]["attention_backend"] == "flash" and not rows["graphs"]["runs_here"]

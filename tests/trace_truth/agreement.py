@@ -43,10 +43,10 @@ WORTH = 1.05  # below this nothing needs to be said
 
 @dataclass(frozen=True)
 class Compared:
-    """One program: the gains that were told, the true ones of the same causes, and what is wrong."""
+    """One program: the gains that were claimed, the true ones of the same causes, and what is wrong."""
 
     name: str
-    told: tuple[tuple[str, float], ...]  # by cause, the first first
+    claimed: tuple[tuple[str, float], ...]  # by cause, the first first
     true: Mapping[str, float]  # by cause
     first_is_best: bool
     over_bound: tuple[str, ...]  # causes that gain more than was said possible
@@ -56,9 +56,9 @@ class Compared:
         return self.first_is_best and not self.over_bound
 
     def __str__(self) -> str:
-        told = ", ".join(f"{kind} {gain:.2f}" for kind, gain in self.told)
-        true = ", ".join(f"{kind} {gain:.2f}" for kind, gain in sorted(self.true.items(), key=lambda each: -each[1]))
-        return f"{self.name}: told {told or 'nothing'}; true {true}"
+        gains = ", ".join(f"{kind} {gain:.2f}" for kind, gain in self.claimed)
+        true = ", ".join(f"{kind} {gain:.2f}" for kind, gain in sorted(self.true.items(), key=lambda item: -item[1]))
+        return f"{self.name}: claimed {gains or 'nothing'}; true {true}"
 
 
 def true_gains(program: Program, whole: Machine, rank: int = 0) -> dict[str, float]:
@@ -78,23 +78,23 @@ def compare(program: Program, folder: Path, rank: int = 0) -> Compared:
     path = folder / "trace.json"
     path.write_text(text(whole, rank))
     analysis = analyze(read_trace(path))
-    told = [(CAUSE_OF_FIX[gain.fix.kind], gain.at_most) for gain in judge_trace(analysis).gains]
+    gains = [(CAUSE_OF_FIX[gain.fix.kind], gain.at_most) for gain in judge_trace(analysis).gains]
     if not program.has_device:  # nothing can be advised about what is not known, and yet it is what comes first
         unknown = analysis.devices[0].causes_ns["untraced"]
-        told = sorted(
-            [*told, ("untraced", whole.length(rank) / (whole.length(rank) - unknown))], key=lambda each: -each[1]
+        gains = sorted(
+            [*gains, ("untraced", whole.length(rank) / (whole.length(rank) - unknown))], key=lambda item: -item[1]
         )
     true = true_gains(program, whole, rank)
     best = max(true.values(), default=1.0)
-    first = true.get(told[0][0], 1.0) if told else 1.0
-    if told and told[0][0] == "launch_latency":
+    first = true.get(gains[0][0], 1.0) if gains else 1.0
+    if gains and gains[0][0] == "launch_latency":
         first = whole.length(rank) / played(program, *LAUNCHED_TOGETHER).length(rank)
     return Compared(
         name=program.name,
-        told=tuple(told),
+        claimed=tuple(gains),
         true=true,
         first_is_best=best < WORTH or first - 1 >= (best - 1) * (1 - EQUAL) - EQUAL,
-        over_bound=tuple(kind for kind, at_most in told if true.get(kind, 1.0) > at_most * (1 + ROUNDING)),
+        over_bound=tuple(kind for kind, at_most in gains if true.get(kind, 1.0) > at_most * (1 + ROUNDING)),
     )
 
 
@@ -118,17 +118,21 @@ def summary(compared: Iterable[Compared], examples: int = 3) -> Summary:
     every = list(compared)
     wrong: Counter[str] = Counter()
     kept: list[str] = []
-    for each in every:
-        best = max(each.true, key=lambda kind: each.true[kind], default="nothing")
-        what = [] if each.first_is_best else [f"first {each.told[0][0] if each.told else 'nothing'} instead of {best}"]
-        for mistake in (*what, *(f"{kind} gains more than its bound" for kind in each.over_bound)):
+    for item in every:
+        best = max(item.true, key=lambda kind: item.true[kind], default="nothing")
+        what = (
+            []
+            if item.first_is_best
+            else [f"first {item.claimed[0][0] if item.claimed else 'nothing'} instead of {best}"]
+        )
+        for mistake in (*what, *(f"{kind} gains more than its bound" for kind in item.over_bound)):
             wrong[mistake] += 1
             if wrong[mistake] <= examples:
-                kept.append(f"{mistake}: {each}")
+                kept.append(f"{mistake}: {item}")
     return Summary(
         programs=len(every),
-        first_is_best=sum(each.first_is_best for each in every),
-        within_bounds=sum(not each.over_bound for each in every),
+        first_is_best=sum(item.first_is_best for item in every),
+        within_bounds=sum(not item.over_bound for item in every),
         wrong=wrong,
         examples=tuple(kept),
     )

@@ -71,8 +71,8 @@ def imbalance(analysis: Analysis) -> str | None:
         if sum(device.causes_ns.values()) != device.idle_ns or sum(device.exposed_ns.values()) != device.busy_ns:
             return "causes or kinds do not add up"
         parts = [*device.steps, device.timeline]
-        spans = [each for part in parts for row in (part.busy_ns, part.idle_ns) for each in row.values()]
-        numbers = [ns for each in spans for ns in (each if isinstance(each, tuple) else (each,))]
+        spans = [item for part in parts for row in (part.busy_ns, part.idle_ns) for item in row.values()]
+        numbers = [ns for span in spans for ns in (span if isinstance(span, tuple) else (span,))]
         if min([*numbers, *device.causes_ns.values(), *device.by_kind_ns.values(), *device.exposed_ns.values()]) < 0:
             return "something lasts less than nothing"
         if sum(sum(row) for part in (device.timeline.busy_ns, device.timeline.idle_ns) for row in part.values()) != (

@@ -25,15 +25,15 @@ Pieces = list[tuple[int, int, str]]
 
 
 def united(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if start >= end:
             continue
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(result[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            result.append((start, end))
+    return result
 
 
 def total(spans: list[tuple[int, int]]) -> int:
@@ -42,18 +42,18 @@ def total(spans: list[tuple[int, int]]) -> int:
 
 def without(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return what of disjoint sorted spans lies in none of the others, which are so too."""
-    found = []
-    place = 0
+    result = []
+    index = 0
     for start, end in spans:
-        while place < len(others) and others[place][1] <= start:
-            place += 1
-        at, next_one = start, place
+        while index < len(others) and others[index][1] <= start:
+            index += 1
+        at, next_one = start, index
         while next_one < len(others) and others[next_one][0] < end:
-            found.append((at, others[next_one][0]))
+            result.append((at, others[next_one][0]))
             at = others[next_one][1]
             next_one += 1
-        found.append((at, end))
-    return [(start, end) for start, end in found if start < end]
+        result.append((at, end))
+    return [(start, end) for start, end in result if start < end]
 
 
 def whole(pieces: Pieces, names: tuple[str, ...]) -> dict[str, int]:
@@ -64,13 +64,13 @@ def whole(pieces: Pieces, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def per_span(pieces: Pieces, names: tuple[str, ...], edges: list[int]) -> list[dict[str, int]]:
-    found = [dict.fromkeys(names, 0) for _ in edges[1:]]
+    result = [dict.fromkeys(names, 0) for _ in edges[1:]]
     for start, end, name in pieces:
-        place = bisect.bisect_right(edges, start) - 1
-        while place < len(found) and edges[place] < end:
-            found[place][name] += max(0, min(end, edges[place + 1]) - max(start, edges[place]))
-            place += 1
-    return found
+        index = bisect.bisect_right(edges, start) - 1
+        while index < len(result) and edges[index] < end:
+            result[index][name] += max(0, min(end, edges[index + 1]) - max(start, edges[index]))
+            index += 1
+    return result
 
 
 def spread(values: list[int]) -> dict[str, int] | None:
@@ -89,18 +89,18 @@ class BruteForce:
 
     def __init__(self, events: list[Event]) -> None:
         self.events = events
-        self.work = sorted((e for e in events if e.category in DEVICE), key=lambda e: (e.start, e.place))
+        self.work = sorted((e for e in events if e.category in DEVICE), key=lambda e: (e.start, e.order))
         self.call_of: dict[Event, Event | None] = {}
         by_correlation: dict[int, Event] = {}
-        for each in events:
-            if each.category in CALLS and "correlation" in each.args:
-                by_correlation.setdefault(each.args["correlation"], each)
-        for each in self.work:
-            self.call_of[each] = by_correlation.get(each.args.get("correlation", -1))
+        for event in events:
+            if event.category in CALLS and "correlation" in event.args:
+                by_correlation.setdefault(event.args["correlation"], event)
+        for item in self.work:
+            self.call_of[item] = by_correlation.get(item.args.get("correlation", -1))
         on_thread = defaultdict(list)
-        for each in events:
-            if each.category in HOST:
-                on_thread[each.thread].append(each)
+        for event in events:
+            if event.category in HOST:
+                on_thread[event.thread].append(event)
         self.threads = {thread: Thread(of_thread) for thread, of_thread in on_thread.items()}
         self.main = next(iter(self.main_threads()), None)
         self.steps, self.edges, self.end = self._window()
@@ -108,7 +108,7 @@ class BruteForce:
 
     def main_threads(self) -> list[tuple]:
         """Return the threads with the most marks, or events; where there are several, `main` may be any of them."""
-        lasting = {thread for thread, each in self.threads.items() if each.moments}
+        lasting = {thread for thread, item in self.threads.items() if item.moments}
         marks = Counter(e.thread for e in self.events if STEP.fullmatch(e.name) and e.thread in lasting)
         marks = marks or Counter(e.thread for e in self.events if e.thread in lasting)
         return [thread for thread, count in marks.items() if count == max(marks.values())]
@@ -120,10 +120,10 @@ class BruteForce:
             seen = [e for e in self.events if e.category in HOST + DEVICE]
             return [], [min((e.start for e in seen), default=0)], max((e.end for e in seen), default=0)
         begun: dict[int, int] = {}
-        for each in marks:
-            number = int(each.name.partition("#")[2])
-            begun[number] = min(begun.get(number, each.start), each.start)
-        last = max(each.end for each in marks)
+        for mark in marks:
+            number = int(mark.name.partition("#")[2])
+            begun[number] = min(begun.get(number, mark.start), mark.start)
+        last = max(mark.end for mark in marks)
         launched = [e.end for e in self.work if self.call_of[e] and self.call_of[e].start < last]
         steps = sorted(begun, key=lambda number: (begun[number], number))
         return steps, [begun[number] for number in steps] + [last], max([last, *launched])
@@ -144,9 +144,9 @@ class BruteForce:
         operators = [e for e in self.events if is_operator(e)]
         lasting = sorted((e for e in operators if e.length > 0), key=lambda e: -e.length)
         self.call_of = {e: e for e in lasting}  # nobody launches an operator beforehand
-        found = self._spent({"operators": self.clipped(operators)}, lasting)
+        result = self._spent({"operators": self.clipped(operators)}, lasting)
         self.call_of = {}
-        return found
+        return result
 
     def _spent(self, by_kind: dict[str, list[tuple[int, int]]], lasting: list[Event]) -> dict[str, Any]:
         busy = united([span for spans in by_kind.values() for span in spans])
@@ -154,8 +154,8 @@ class BruteForce:
         gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
         lasting = sorted(lasting, key=lambda e: (e.start, self._launched(e)))
         first_at: dict[int, Event] = {}
-        for each in lasting:
-            first_at.setdefault(each.start, each)
+        for item in lasting:
+            first_at.setdefault(item.start, item)
         longest = []
         for start, end in gaps:
             ender = first_at.get(end) if end < self.end else None
@@ -169,14 +169,14 @@ class BruteForce:
         steps = self._steps(exposed, tuple(by_kind), idle)
         length = self.end - self.start
         parts = min(SPANS, max(1, length))
-        ticks = [self.start + each * length // parts for each in range(parts + 1)]
-        found = {
+        ticks = [self.start + item * length // parts for item in range(parts + 1)]
+        result = {
             "busy_ns": total(busy),
             "idle_ns": total(gaps),
             "gaps": len(gaps),
             "by_kind_ns": {kind: total(spans) for kind, spans in by_kind.items()},
             "exposed_ns": whole(exposed, tuple(by_kind)),
-            "longest": sorted(longest, key=lambda each: (-each[1], each[0]))[:5],
+            "longest": sorted(longest, key=lambda item: (-item[1], item[0]))[:5],
             "steps": steps,
             "quartiles": quartiles(steps),
             "timeline": (ticks, per_span(exposed, tuple(by_kind), ticks), per_span(idle, ("idle",), ticks)),
@@ -184,27 +184,27 @@ class BruteForce:
         }
         if total(by_kind.get("communication", [])):
             alone = without(by_kind["communication"], by_kind["compute"])
-            found["communication_overlap"] = float(1 - Fraction(total(alone), total(by_kind["communication"])))
-        return found
+            result["communication_overlap"] = float(1 - Fraction(total(alone), total(by_kind["communication"])))
+        return result
 
     def _steps(self, busy: Pieces, kinds: tuple[str, ...], idle: Pieces) -> list[tuple]:
         lengths = [end - start for start, end in zip(self.edges, self.edges[1:], strict=False)]
         spent = per_span(busy, kinds, self.edges), per_span(idle, ("idle",), self.edges)
         return [
-            (number, self.edges[place], lengths[place], spent[0][place], spent[1][place])
-            for place, number in enumerate(self.steps)
+            (number, self.edges[index], lengths[index], spent[0][index], spent[1][index])
+            for index, number in enumerate(self.steps)
         ]
 
     def devices(self) -> dict[int | None, dict[str, Any]]:
         members = defaultdict(list)
-        for each in self.work:
-            pid = each.thread[0]
-            members[each.args.get("device", pid if isinstance(pid, int) else 0)].append(each)
-        return {number: self.device(each) for number, each in members.items()} or {None: self.host()}
+        for item in self.work:
+            pid = item.thread[0]
+            members[item.args.get("device", pid if isinstance(pid, int) else 0)].append(item)
+        return {number: self.device(item) for number, item in members.items()} or {None: self.host()}
 
     def launches(self) -> dict[str, Any]:
-        def inside(each: Event) -> bool:
-            return self.start <= each.start < self.end
+        def inside(item: Event) -> bool:
+            return self.start <= item.start < self.end
 
         launching = re.compile(r"(cuda|cu|hip)(Memcpy|Memset|(Graph)?Launch|ExtLaunch|ModuleLaunch)")
         calls = [e for e in self.events if e.category in CALLS and launching.match(e.name) and inside(e)]
@@ -239,12 +239,12 @@ class BruteForce:
 def quartiles(steps: list[tuple]) -> dict[str, tuple[Fraction, ...]]:
     """Return the quartiles over the steps of the duration and of each part, interpolated."""
     rows = [{"duration": duration, **busy} for _, _, duration, busy, _ in steps]
-    found = {}
+    result = {}
     for name in rows[0] if rows else ():
         values = sorted(row[name] for row in rows)
         places = [divmod(part * (len(values) - 1), 4) for part in (1, 2, 3)]
-        found[name] = tuple(
+        result[name] = tuple(
             values[whole] + Fraction(quarters, 4) * (values[min(whole + 1, len(values) - 1)] - values[whole])
             for whole, quarters in places
         )
-    return found
+    return result

@@ -26,67 +26,67 @@ def operators(truth: BruteForce) -> dict[Key, tuple]:
         for inner, start, end in zip(thread.innermost, thread.moments, thread.moments[1:], strict=False):
             if owner := operator_of(inner):
                 own_ns[root[owner]] += end - start
-    for each, owner in owners(truth).items():
+    for item, owner in owners(truth).items():
         if owner is not None:
-            device_own[root[owner]] += each.end - each.start
+            device_own[root[owner]] += item.end - item.start
             for around in filter(is_operator, owner.chain()):
-                device_all[around] += each.end - each.start
-    found: dict[Key, list] = defaultdict(lambda: [0, 0, 0, 0, 0])
-    for each in members:
-        if root[each] is each:
-            row = found[each.name, canonical(each.args.get("Input Dims"))]
-            values = (1, each.end - each.start, own_ns[each], device_all[each], device_own[each])
+                device_all[around] += item.end - item.start
+    result: dict[Key, list] = defaultdict(lambda: [0, 0, 0, 0, 0])
+    for member in members:
+        if root[member] is member:
+            row = result[member.name, canonical(member.args.get("Input Dims"))]
+            values = (1, member.end - member.start, own_ns[member], device_all[member], device_own[member])
             row[:] = [before + value for before, value in zip(row, values, strict=True)]
-    return {key: tuple(row if truth.work else row[:3] + [None, None]) for key, row in found.items()}
+    return {key: tuple(row if truth.work else row[:3] + [None, None]) for key, row in result.items()}
 
 
 def _calls(members: list[Event]) -> dict[Event, Event]:
     """Return the call that each operator belongs to: that of the one around it if it only dispatched to itself."""
     inside = Counter(operator_of(e.parent) for e in members)
     root: dict[Event, Event] = {}
-    for each in sorted(members, key=lambda e: len(e.chain())):
-        outer = operator_of(each.parent)
-        is_same = outer is not None and outer.name == each.name and inside[outer] == 1 and each.length > 0
-        root[each] = root[outer] if is_same else each
+    for member in sorted(members, key=lambda e: len(e.chain())):
+        outer = operator_of(member.parent)
+        is_same = outer is not None and outer.name == member.name and inside[outer] == 1 and member.length > 0
+        root[member] = root[outer] if is_same else member
     return root
 
 
 def owners(truth: BruteForce) -> dict[Event, Event | None]:
     """Return, for each piece of work, the operator that launched it."""
     by_id = {e.args["External id"]: e for e in truth.events if is_operator(e) and "External id" in e.args}
-    found = {}
-    for each in truth.work:
-        number = each.args.get("External id")
-        if call := truth.call_of[each]:
-            found[each] = operator_of(call)
+    result = {}
+    for item in truth.work:
+        number = item.args.get("External id")
+        if call := truth.call_of[item]:
+            result[item] = operator_of(call)
         else:
-            found[each] = None if number == each.args.get("correlation") else by_id.get(number)
-    return found
+            result[item] = None if number == item.args.get("correlation") else by_id.get(number)
+    return result
 
 
 def kernels(truth: BruteForce) -> dict[str, tuple]:
     """Return kind, calls, and whole, median and longest time by name."""
     of_name = defaultdict(list)
-    for each in truth.work:
-        of_name[each.name].append(each)
-    found = {}
+    for item in truth.work:
+        of_name[item.name].append(item)
+    result = {}
     for name, members in of_name.items():
         lengths = sorted(e.end - e.start for e in members)
         kinds = {kind_of_work(e) for e in members}
-        found[name] = (kinds, len(members), sum(lengths), lengths[len(lengths) // 2], lengths[-1])
-    return found
+        result[name] = (kinds, len(members), sum(lengths), lengths[len(lengths) // 2], lengths[-1])
+    return result
 
 
 def launched_by(truth: BruteForce) -> dict[str, set[str | None]]:
     """Return the names of the operators that launched most of the time of the work of each name."""
     spent: dict[str, Counter[str]] = defaultdict(Counter)
-    for each, owner in owners(truth).items():
+    for item, owner in owners(truth).items():
         if owner is not None:
-            spent[each.name][owner.name] += each.end - each.start
+            spent[item.name][owner.name] += item.end - item.start
     most = {name: max(counts.values()) for name, counts in spent.items()}
     return {
-        each.name: {name for name, ns in spent[each.name].items() if ns == most[each.name]} or {None}
-        for each in truth.work
+        item.name: {name for name, ns in spent[item.name].items() if ns == most[item.name]} or {None}
+        for item in truth.work
     }
 
 
@@ -106,28 +106,34 @@ def expected(truth: BruteForce) -> dict[str, Any]:
     }
 
 
-def told(analysis: Analysis) -> dict[str, Any]:
+def content(analysis: Analysis) -> dict[str, Any]:
     of_operator: dict[tuple[str, str | None], tuple] = {}
-    for each in analysis.operators:
-        key = each.name, canonical(each.input_shapes)
-        assert key not in of_operator, f"{key} is told twice"
-        of_operator[key] = (each.calls, each.cpu_total_ns, each.cpu_self_ns, each.device_total_ns, each.device_self_ns)
+    for operator in analysis.operators:
+        key = operator.name, canonical(operator.input_shapes)
+        assert key not in of_operator, f"{key} occurs twice"
+        of_operator[key] = (
+            operator.calls,
+            operator.cpu_total_ns,
+            operator.cpu_self_ns,
+            operator.device_total_ns,
+            operator.device_self_ns,
+        )
     return {
         "events": analysis.events,
         "window": (analysis.start_ns, analysis.window_ns),
         "steps": list(analysis.step_numbers),
-        "devices": {each.device: _told_of(each) for each in analysis.devices},
+        "devices": {device.device: _content_of(device) for device in analysis.devices},
         "launches": msgspec.to_builtins(analysis.launches),
         "operators": of_operator,
         "kernels": {
-            each.name: ({each.kind}, each.calls, each.total_ns, each.median_ns, each.max_ns)
-            for each in analysis.kernels
+            kernel.name: ({kernel.kind}, kernel.calls, kernel.total_ns, kernel.median_ns, kernel.max_ns)
+            for kernel in analysis.kernels
         },
     }
 
 
-def _told_of(device: Any) -> dict[str, Any]:
-    """Return what is told of a device, of its idle time only how much there is and when."""
+def _content_of(device: Any) -> dict[str, Any]:
+    """Return what the analysis says of a device, of its idle time only how much there is and when."""
     line = device.timeline
 
     def spans(by_name: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:
@@ -135,7 +141,7 @@ def _told_of(device: Any) -> dict[str, Any]:
 
     return {
         **{name: getattr(device, name) for name in SAME},
-        "longest": [(each.start_ns, each.duration_ns, each.ended_by) for each in device.longest_gaps],
+        "longest": [(gap.start_ns, gap.duration_ns, gap.ended_by) for gap in device.longest_gaps],
         "steps": [
             (e.number, e.start_ns, e.duration_ns, e.busy_ns, {"idle": sum(e.idle_ns.values())}) for e in device.steps
         ],
@@ -147,7 +153,7 @@ def _told_of(device: Any) -> dict[str, Any]:
         "timeline": (
             list(line.edges_ns),
             spans(line.busy_ns),
-            [{"idle": sum(each.values())} for each in spans(line.idle_ns)],
+            [{"idle": sum(span.values())} for span in spans(line.idle_ns)],
         ),
     }
 
@@ -163,22 +169,22 @@ def difference(analysis: Analysis, text: bytes | str) -> list[str]:
     for main in truth.main_threads() or [None]:
         truth.main = main
         different = of_kernels.copy()
-        found, wanted = told(analysis), expected(truth)
-        _compare("", found, wanted, different)
+        result, wanted = content(analysis), expected(truth)
+        _compare("", result, wanted, different)
         if not different:
             break
     return different
 
 
-def _compare(place: str, found: Any, wanted: Any, different: list[str]) -> None:
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for key in {**wanted, **found}:
-            _compare(f"{place}/{key}", found.get(key), wanted.get(key), different)
-    elif isinstance(wanted, Fraction) and isinstance(found, float):
-        if abs(found - wanted) > 1e-12 * max(1, wanted):
-            different.append(f"{place}: {found!r} instead of {float(wanted)!r}")
-    elif isinstance(wanted, float) and isinstance(found, float):
-        if abs(found - wanted) > 1e-12:
-            different.append(f"{place}: {found!r} instead of {wanted!r}")
-    elif found != wanted:
-        different.append(f"{place}: {found!r} instead of {wanted!r}"[:600])
+def _compare(where: str, result: Any, wanted: Any, different: list[str]) -> None:
+    if isinstance(wanted, dict) and isinstance(result, dict):
+        for key in {**wanted, **result}:
+            _compare(f"{where}/{key}", result.get(key), wanted.get(key), different)
+    elif isinstance(wanted, Fraction) and isinstance(result, float):
+        if abs(result - wanted) > 1e-12 * max(1, wanted):
+            different.append(f"{where}: {result!r} instead of {float(wanted)!r}")
+    elif isinstance(wanted, float) and isinstance(result, float):
+        if abs(result - wanted) > 1e-12:
+            different.append(f"{where}: {result!r} instead of {wanted!r}")
+    elif result != wanted:
+        different.append(f"{where}: {result!r} instead of {wanted!r}"[:600])

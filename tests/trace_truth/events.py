@@ -19,7 +19,7 @@ KINDS = ("compute", "communication", "memcpy", "memset")
 
 @dataclass(eq=False)
 class Event:
-    place: int
+    order: int
     name: str
     category: str
     thread: tuple
@@ -34,11 +34,11 @@ class Event:
 
     def chain(self) -> "list[Event]":
         """Return the event and what encloses it, the innermost first."""
-        found, at = [], self
+        result, at = [], self
         while at is not None:
-            found.append(at)
+            result.append(at)
             at = at.parent
-        return found
+        return result
 
 
 def nanoseconds(microseconds: Any) -> int:
@@ -52,11 +52,13 @@ def exact_times(text: bytes | str) -> tuple[list[int], list[int]]:
 
 
 def load(text: bytes | str) -> list[Event]:
-    found = json.loads(text, parse_float=Decimal)
-    rows = [each for each in (found["traceEvents"] if isinstance(found, dict) else found) if each.get("ph") == "X"]
+    document = json.loads(text, parse_float=Decimal)
+    rows = [
+        item for item in (document["traceEvents"] if isinstance(document, dict) else document) if item.get("ph") == "X"
+    ]
     events = [
         Event(
-            place=place,
+            order=index,
             name=row["name"],
             category=OLD.get(row.get("cat"), row.get("cat")),
             thread=(row.get("pid"), row.get("tid")),
@@ -64,11 +66,11 @@ def load(text: bytes | str) -> list[Event]:
             length=nanoseconds(row["dur"]),
             args=row.get("args") or {},
         )
-        for place, row in enumerate(rows)
+        for index, row in enumerate(rows)
     ]
-    base = min((each.start for each in events), default=0)
-    for each in events:
-        each.start -= base
+    base = min((event.start for event in events), default=0)
+    for event in events:
+        event.start -= base
     return events
 
 
@@ -82,8 +84,8 @@ class Thread:
     """The innermost event of one thread at each moment, and who encloses whom."""
 
     def __init__(self, events: list[Event]) -> None:
-        lasting = sorted((each for each in events if each.length > 0), key=lambda e: (e.start, -e.length, e.place))
-        self.moments = sorted({moment for each in lasting for moment in (each.start, each.end)})
+        lasting = sorted((event for event in events if event.length > 0), key=lambda e: (e.start, -e.length, e.order))
+        self.moments = sorted({moment for item in lasting for moment in (item.start, item.end)})
         self.innermost: list[Event | None] = []
         running: list[tuple[int, int, int, Event]] = []
         waiting = lasting[::-1]
@@ -91,17 +93,17 @@ class Thread:
             while running and running[0][3].end <= moment:
                 heapq.heappop(running)
             while waiting and waiting[-1].start == moment:
-                each = waiting.pop()
-                each.parent = running[0][3] if running else None
-                heapq.heappush(running, (-each.start, each.length, -each.place, each))
+                entry = waiting.pop()
+                entry.parent = running[0][3] if running else None
+                heapq.heappush(running, (-entry.start, entry.length, -entry.order, entry))
             self.innermost.append(running[0][3] if running else None)
-        for each in events:
-            if each.length <= 0:
-                each.parent = self.at(each.start)
+        for event in events:
+            if event.length <= 0:
+                event.parent = self.at(event.start)
 
     def at(self, moment: int) -> Event | None:
-        place = bisect.bisect_right(self.moments, moment) - 1
-        return self.innermost[place] if place >= 0 else None
+        index = bisect.bisect_right(self.moments, moment) - 1
+        return self.innermost[index] if index >= 0 else None
 
 
 def is_operator(event: Event) -> bool:
@@ -109,4 +111,4 @@ def is_operator(event: Event) -> bool:
 
 
 def operator_of(event: Event | None) -> Event | None:
-    return None if event is None else next((each for each in event.chain() if is_operator(each)), None)
+    return None if event is None else next((item for item in event.chain() if is_operator(item)), None)

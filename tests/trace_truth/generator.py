@@ -151,14 +151,14 @@ def with_hostile_values(seed: int) -> bytes:
     choose = random.Random(seed)
     trace = json.loads(random_trace(seed))
     for _ in range(choose.choice((1, 1, 3, 10))):
-        place: Any = trace
-        while isinstance(place, dict | list) and place:
-            key = choose.choice(list(place)) if isinstance(place, dict) else choose.randrange(len(place))
-            if not isinstance(place[key], dict | list) or choose.random() < 0.1:
+        index: Any = trace
+        while isinstance(index, dict | list) and index:
+            key = choose.choice(list(index)) if isinstance(index, dict) else choose.randrange(len(index))
+            if not isinstance(index[key], dict | list) or choose.random() < 0.1:
                 break
-            place = place[key]
-        if isinstance(place, dict | list) and place:
-            place[key] = copy.deepcopy(choose.choice(HOSTILE))
+            index = index[key]
+        if isinstance(index, dict | list) and index:
+            index[key] = copy.deepcopy(choose.choice(HOSTILE))
     trace = trace if isinstance(trace, dict) else {"traceEvents": trace}
     return json.dumps(trace).encode()
 

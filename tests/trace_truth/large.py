@@ -34,7 +34,7 @@ def measured(*paths: Path, max_json_bytes: int = MAX_JSON_BYTES, timeout_s: floa
         check=True,
     )
     parted = (line.partition("|") for line in done.stdout.splitlines())
-    return [(float(grown), said) for grown, _, said in parted]
+    return [(float(grown), text) for grown, _, text in parted]
 
 
 BOMBS = {

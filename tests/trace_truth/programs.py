@@ -212,7 +212,7 @@ def random_program(seed: int) -> Program:
         collective = Collective("bucket", int(device_ms * scaled(0.05, 1) * MS), 1, int(peer_ms * MS))
         part = backward(device_ms / 2 / buckets, max(1, count // buckets))
         return sequence(
-            *(each for _ in range(buckets) for each in (part, on_thread(AUTOGRAD, all_reduce(collective)))),
+            *(entry for _ in range(buckets) for entry in (part, on_thread(AUTOGRAD, all_reduce(collective)))),
             wait_event("reduced", COMPUTE),
         )
 
@@ -258,8 +258,8 @@ def random_program(seed: int) -> Program:
         """Tokens of a text one by one: each is looked at on the host before the next is made."""
         tokens, few = draw.randint(3, 8), draw.randint(1, 4)
         python = work(int(scaled(5, 100) * US), "operators")
-        each = sequence(kernels(few, int(device_ms * MS / tokens / few)), item(waits_in_copy=False), python)
-        return sequence(*[each] * tokens)
+        element = sequence(kernels(few, int(device_ms * MS / tokens / few)), item(waits_in_copy=False), python)
+        return sequence(*[element] * tokens)
 
     def wrapped(name: str, action: Action) -> Action:
         """The same in a mark or a function around it, as loops have them."""
@@ -276,13 +276,13 @@ def random_program(seed: int) -> Program:
 
     def prefetched(length: int) -> Action:
         """A thread that loads batches and copies them on a stream of its own."""
-        each = sequence(
+        element = sequence(
             mark("load_batch", work(length, "input")),
             to_device(length // 10, stream=COPY),
             record("prefetched", COPY),
             give("prefetched", capacity=2),
         )
-        return sequence(*[each] * steps)
+        return sequence(*[element] * steps)
 
     def background() -> Action:
         """A thread that nobody waits for, with more events than the loop."""

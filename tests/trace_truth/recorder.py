@@ -42,7 +42,7 @@ def _header(machine: Machine, rank: int) -> dict[str, Any]:
     if machine.program.has_device:
         name = "AMD Instinct MI300X" if machine.program.is_rocm else "NVIDIA A100-SXM4-80GB"
         header["deviceProperties"] = [{"id": 0, "name": name, "totalGlobalMem": 84_990_623_744, "numSms": 108}]
-    ranks = 1 + max(each for each, _, _ in machine.program.threads)
+    ranks = 1 + max(item for item, _, _ in machine.program.threads)
     if ranks > 1 or ("transfer", None) in machine.spent:
         backend = "nccl" if machine.program.has_device else "gloo"
         header["distributedInfo"] = {"backend": backend, "rank": rank, "world_size": max(2, ranks), "pg_count": 1}

@@ -267,18 +267,18 @@ class Machine:
     def _settle(self, work: Work) -> None:
         unsettled = [work]
         while unsettled:
-            each = unsettled.pop()
-            if each.end is not None or any(earlier.end is None for earlier in each.after):
+            entry = unsettled.pop()
+            if entry.end is not None or any(earlier.end is None for earlier in entry.after):
                 continue
-            ready = max([each.arrived, *((earlier.end or 0) + each.pause for earlier in each.after)])
-            meeting = each.meeting
+            ready = max([entry.arrived, *((earlier.end or 0) + entry.pause for earlier in entry.after)])
+            meeting = entry.meeting
             if meeting is None:
-                unsettled += self._finish(each, ready, ready + each.length)
+                unsettled += self._finish(entry, ready, ready + entry.length)
                 continue
-            meeting.ready[each.rank] = each, ready
+            meeting.ready[entry.rank] = entry, ready
             if len(meeting.ready) < meeting.members:
                 continue
-            last = max([self.freed[each.rank] + meeting.peer_ns, *(at for _, at in meeting.ready.values())])
+            last = max([self.freed[entry.rank] + meeting.peer_ns, *(at for _, at in meeting.ready.values())])
             for member, at in meeting.ready.values():
                 self.spent["straggler", None] += last - at
                 self.freed[member.rank] = last + meeting.transfer
@@ -538,7 +538,7 @@ def stream_synchronize(stream: int = COMPUTE) -> Action:
 
 def device_synchronize(*then: Action, cause: str = "synchronisation", name: str = "cudaDeviceSynchronize") -> Action:
     def wait(thread: Thread) -> Plan:
-        streams = [each for (rank, _), each in thread.machine.last.items() if rank == thread.rank]
+        streams = [entry for (rank, _), entry in thread.machine.last.items() if rank == thread.rank]
         yield from thread.wait(streams, cause)
 
     return call(name, wait, *then, cause=cause)

@@ -25,7 +25,7 @@ def test_two_processes_that_compile_leave_the_same_bytes(tmp_path: Path, monkeyp
     settings = [*workplace.prepare(tmp_path, workplace.texts()), "evaluation.compile=on"]
     first, second = (EvaluationFolder(tmp_path / name / "evaluation") for name in ("first", "second"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled-first"))
-    at_first, at_second = ([*settings, f"output.results_dir={each.path.parent}"] for each in (first, second))
+    at_first, at_second = ([*settings, f"output.results_dir={folder.path.parent}"] for folder in (first, second))
     assert workplace.evaluate(at_first, *workplace.WHOLE) == [0, 0, 0]
     second.path.mkdir(parents=True)
     shutil.copy(first.plan, second.plan)
@@ -36,4 +36,4 @@ def test_two_processes_that_compile_leave_the_same_bytes(tmp_path: Path, monkeyp
     print(made.reasons.compile.reason)
     assert made.choices.compile
     assert workplace.results(first.path) == workplace.results(second.path)
-    assert {second.part(each.id).name for each in made.shards} < set(workplace.results(second.path))
+    assert {second.part(shard.id).name for shard in made.shards} < set(workplace.results(second.path))

@@ -80,7 +80,7 @@ def kill_workers(ended: threading.Event, killed: list[str], rng: random.Random) 
     """Kill some workers, mostly one that computes, sometimes one that is still starting."""
     while len(killed) < MOST_KILLS and not ended.wait(rng.uniform(0.05, LONGEST_PAUSE_S)):
         workers = ray_workers.actors()
-        busy = [each for each in workers if "predict" in ray_workers.command(each)[0]]
+        busy = [worker for worker in workers if "predict" in ray_workers.command(worker)[0]]
         chosen = rng.choice(workers if rng.random() < 0.25 else busy) if busy else None
         if chosen is not None:
             chosen.kill()
@@ -110,7 +110,7 @@ def test_two_workers_with_a_thread_each_are_as_fast_as_one_with_two(made, tmp_pa
                 f"attempt {attempt + 1}, {workers} workers: {rate:.1f} rows/s, {1e3 * overhead:.1f} ms beside a shard"
             )
     one, two = (statistics.median(rates[workers]) for workers in (1, 2))
-    most = max(statistics.median(each) for each in overheads.values())
+    most = max(statistics.median(overhead) for overhead in overheads.values())
     print(f"two workers with a thread each: {two / one:.3f} of one with two; at most {1e3 * most:.1f} ms per shard")
     assert two / one >= LEAST_SHARE
     assert most <= MOST_OVERHEAD_S
@@ -126,9 +126,9 @@ def speed(folder: EvaluationFolder, workers: int) -> tuple[float, float]:
     """Return rows per second over the whole set, and the seconds per shard that a worker spent beside predicting."""
     metrics = json.loads(folder.metrics.read_text())["metrics"]
     costs = [files.read_json(path) for path in folder.path.glob("cost-*.json")]
-    began = min(each["started_unix_s"] for each in costs)
-    whole = max(each["started_unix_s"] + each["seconds"] for each in costs) - began
-    beside = whole * workers - sum(each["seconds"] for each in costs)
+    began = min(cost["started_s"] for cost in costs)
+    whole = max(cost["started_s"] + cost["seconds"] for cost in costs) - began
+    beside = whole * workers - sum(cost["seconds"] for cost in costs)
     return metrics["samples"] / whole, beside / len(costs)
 
 
@@ -136,7 +136,7 @@ def test_sigterm_abandons_the_shard_at_once_and_a_killed_program_takes_ray_with_
     settings = ray_settings(made, tmp_path, 1)
     command = [sys.executable, str(ROOT / "scripts" / "evaluate.py")]
     subprocess.run([*command, "plan", *settings], check=True, capture_output=True, timeout=600)
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
+    for number, expected in ((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
         with subprocess.Popen([*command, "run", *settings], stderr=subprocess.PIPE, text=True) as run:
             assert next(line for line in run.stderr if re.search(r"evaluation \d+/", line))
             left = psutil.Process(run.pid).children(recursive=True)
@@ -145,15 +145,15 @@ def test_sigterm_abandons_the_shard_at_once_and_a_killed_program_takes_ray_with_
             run.send_signal(number)
             working = psutil.wait_procs(workers, timeout=60)[1]
             abandoned = time.monotonic() - began
-            found = run.wait(60)
+            code = run.wait(60)
             ended = time.monotonic() - began
         gone, alive = psutil.wait_procs(left, timeout=MOST_LEFT_S)
         all_s = time.monotonic() - began
         print(
-            f"{number.name}: {len(workers)} worker gone after {abandoned:.2f} s, exit {found} after {ended:.2f} s, "
+            f"{number.name}: {len(workers)} worker gone after {abandoned:.2f} s, exit {code} after {ended:.2f} s, "
             f"{len(gone)} processes of Ray gone after {all_s:.1f} s"
         )
         assert len(workers) == 1 and working == alive == []
-        assert found == code and (number == signal.SIGKILL or abandoned < MOST_S)
+        assert code == expected and (number == signal.SIGKILL or abandoned < MOST_S)
     subprocess.run([*command, "run", *settings], check=True, capture_output=True, timeout=600)
     subprocess.run([*command, "finalize", *settings], check=True, capture_output=True, timeout=600)

@@ -54,7 +54,7 @@ def test_three_runners_at_once_leave_the_same_bytes(long, tmp_path):
     settings, undisturbed = long
     assert ended(start(settings, tmp_path, "plan")) == 0
     runners = [start(settings, tmp_path, "run") for _ in range(3)]
-    codes = [ended(each) for each in runners]
+    codes = [ended(runner) for runner in runners]
     print(f"three runners: exits {codes}, {parts(tmp_path)} parts")
     assert codes == [0, 0, 0]
     assert finish(settings, tmp_path) == undisturbed
@@ -77,73 +77,31 @@ def test_sigterm_ends_a_run_within_seconds(long, tmp_path):
     assert finish(settings, tmp_path) == undisturbed
 
 
-def evaluate_generated(folder: Path, rows: int, answer) -> None:
-    """Evaluate so many generated rows in this process; send the seconds of each phase and the peak in bytes."""
-    from tests.tiny_models import LABELS, WORDS, save_bert
-    from utils.command.artifacts import EvaluationFolder
-    from utils.evaluation import plan as plans
-    from utils.evaluation import planning, shards
-    from utils.evaluation.finalize import finalize
-    from utils.models.loading import load
-    from utils.models.source import ModelSource
-
-    dataset = folder / "val_df.csv"
-    with dataset.open("w", encoding="utf-8") as file:
-        file.write("row_id,text,labels,label_name\n")
-        for row in range(rows):
-            words = " ".join(WORDS[(row * 7 + place) % len(WORDS)] for place in range(1 + row % 12))
-            file.write(f"{row},{words} {row},{row % len(LABELS)},{LABELS[row % len(LABELS)]}\n")
-    loaded = load(ModelSource("tiny", save_bert(folder / "model"), "folder", None, "tiny"), "cpu", "float32")
-    wanted = plans.Identity(
-        rows,
-        rows,
-        "",
-        None,
-        "tiny",
-        "",
-        "",
-        LABELS,
-        "float32",
-        "highest",
-        64,
-        "same",
-        0.995,
-        2048,
-        "off",
-        "cpu",
-        "",
-        {},
-    )
-    seconds, results = [time.monotonic()], EvaluationFolder(folder / "evaluation")
-    made = planning.make(wanted, dataset, loaded, 1)
-    plans.save(made, results)
-    seconds.append(time.monotonic())
-    predictor = shards.ShardPredictor(made, results, loaded)
-    assert sum(each.rows for each in predictor.predict_shards(range(len(made.shards)))) == rows
-    seconds.append(time.monotonic())
-    assert finalize(made, results, dataset)["samples"] == rows
-    seconds.append(time.monotonic())
+def evaluate_in_process(settings: list[str], answer) -> None:
+    """Evaluate in this process; send the seconds of each action and the peak in bytes."""
+    seconds = [time.monotonic()]
+    for action in workplace.WHOLE:
+        assert workplace.evaluate(settings, action) == [0]
+        seconds.append(time.monotonic())
     phases = [after - before for before, after in zip(seconds, seconds[1:], strict=False)]
     answer.send((phases, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
 def test_memory_is_flat_time_linear_and_planning_short_up_to_a_million_rows(tmp_path):
-    found = {}
+    by_rows = {}
     for rows in SIZES:
         here, there = multiprocessing.get_context("spawn").Pipe()
-        (tmp_path / str(rows)).mkdir()
-        process = multiprocessing.get_context("spawn").Process(
-            target=evaluate_generated, args=(tmp_path / str(rows), rows, there)
-        )
+        settings = [*workplace.prepare(tmp_path / str(rows), workplace.texts(rows)), "evaluation.token_budget=2048"]
+        process = multiprocessing.get_context("spawn").Process(target=evaluate_in_process, args=(settings, there))
         process.start()
         there.close()
-        (plan_s, run_s, finalize_s), peak = found[rows] = here.recv()
+        (plan_s, run_s, finalize_s), peak = by_rows[rows] = here.recv()
         process.join()
         print(
             f"{rows:,} rows: plan {plan_s:.1f} s, run {run_s:.1f} s, finalize {finalize_s:.1f} s, {peak / 1e6:.0f} MB"
         )
-    peaks = [peak for _, peak in found.values()]
+    peaks = [peak for _, peak in by_rows.values()]
     assert max(peaks) - peaks[0] < GROWTH_BYTES
-    assert found[SIZES[-1]][0][0] < PLANNING_S
-    per_row = [sum(phases) / rows for rows, (phases, _) in found.items()]
+    assert by_rows[SIZES[-1]][0][0] < PLANNING_S
+    per_row = [sum(phases) / rows for rows, (phases, _) in by_rows.items()]
     assert per_row[-1] < 1.5 * per_row[1]  # the smallest pays for the start

@@ -78,7 +78,7 @@ def kept(folder, plan: PartitionPlan, profile) -> Path:
 def ran(path: Path, *options) -> dict:
     """Run a kept plan; return what was kept of it."""
     command = [sys.executable, "scripts/run_plan.py", path, *options]
-    done = subprocess.run([str(each) for each in command], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(path.with_name(f"{path.stem}.run.json").read_text())
 
@@ -89,7 +89,7 @@ def test_two_and_three_processes_give_the_outputs_of_the_whole_model(family, sta
     model, inputs = made(tmp_path, family, **FAMILIES[family])
     profile = profiled(model, inputs, tmp_path, 3)
     units = ExecutionPlanner(profile).chains["cpu"].units
-    blocks = [place for place, unit in enumerate(units) if unit.is_block]
+    blocks = [index for index, unit in enumerate(units) if unit.is_block]
     plan = ExecutionPlanner(profile).plan_at(blocks[1:stages], NODES[:stages], "throughput", ETHERNET)
     assert ran(kept(tmp_path, plan, profile), "--requests", 4)["difference"] <= 1e-5
 
@@ -104,7 +104,7 @@ def test_two_torchruns_run_a_plan_as_two_machines_do(tmp_path):
         subprocess.Popen([*torchrun, "--node-rank", str(rank), "scripts/run_plan.py", str(path)], cwd=ROOT)
         for rank in (1, 0)
     ]
-    assert [each.wait(600) for each in both] == [0, 0]
+    assert [process.wait(600) for process in both] == [0, 0]
     assert len(json.loads(path.with_name("plan.run.json").read_text())["stages"]) == 2
 
 
@@ -115,7 +115,7 @@ def test_stages_end_when_the_process_that_started_them_is_killed(tmp_path):
     command = [sys.executable, "scripts/run_plan.py", str(path), "--requests", "1000000"]
     with subprocess.Popen(command, cwd=ROOT) as parent:
         stages = []
-        while not (len(stages) == 2 and all(each.cpu_times().user > 3 for each in stages)):  # and at work
+        while not (len(stages) == 2 and all(stage.cpu_times().user > 3 for stage in stages)):  # and at work
             stages = psutil.Process(parent.pid).children()
             time.sleep(0.1)
         parent.kill()
@@ -129,10 +129,10 @@ def gpt2(tmp_path_factory):
     return folder, *made(folder, "GPT2", length=64, **shape)
 
 
-def known(found: dict) -> tuple[list[VirtualNode], Link]:
-    factors = [max(1.0, stage["busy_compute"]["median"] / stage["compute"]["median"]) for stage in found["stages"]]
+def known(run: dict) -> tuple[list[VirtualNode], Link]:
+    factors = [max(1.0, stage["busy_compute"]["median"] / stage["compute"]["median"]) for stage in run["stages"]]
     nodes = [replace(node, contention=factor) for node, factor in zip(NODES, factors, strict=False)]
-    return nodes, Link(**found["transfers"][0]["link"])
+    return nodes, Link(**run["transfers"][0]["link"])
 
 
 def forward_s(model, inputs) -> float:
@@ -155,19 +155,19 @@ def test_predictions_of_stages_latency_and_period_are_within_15_percent(gpt2):
             [plan.stages[1].first_unit], nodes, "throughput", link
         )
         alone_s.append(forward_s(model, inputs))
-        found = ran(kept(folder, plan, profile))
+        run = ran(kept(folder, plan, profile))
         alone_s.append(forward_s(model, inputs))
-        comparison = found["comparison"]
+        comparison = run["comparison"]
         errors = [*comparison["stages"], comparison["latency"], comparison["period"]]
         print(plan)
-        print(f"attempt {attempt}: {'; '.join(found['doubts'])}")
+        print(f"attempt {attempt}: {'; '.join(run['doubts'])}")
         for error in (*errors, *comparison["busy_stages"], *comparison["transfers"], comparison["last_finish"]):
             print(
                 f"  {error['name']}: predicted {1e3 * error['predicted']:.3f} ms, found "
                 f"{1e3 * error['measured']:.3f} ms, {100 * error['signed']:+.1f} %"
             )
-        print(f"  the model alone: {', '.join(f'{1e3 * each:.2f}' for each in alone_s)} ms")
-        is_clean = max(alone_s) / min(alone_s) - 1 <= MOST_DRIFT and "disturbed" not in str(found["doubts"])
+        print(f"  the model alone: {', '.join(f'{1e3 * alone_:.2f}' for alone_ in alone_s)} ms")
+        is_clean = max(alone_s) / min(alone_s) - 1 <= MOST_DRIFT and "disturbed" not in str(run["doubts"])
         worst = max(abs(error["signed"]) for error in errors)
         if worst <= MOST_ERROR or is_clean:
             break
@@ -179,14 +179,14 @@ def test_the_chosen_cut_is_within_5_percent_or_the_noise_of_the_best_one_that_wa
     profile = profiled(model, inputs, folder)
     planner = ExecutionPlanner(profile, extra_live_bytes=0)
     chosen = planner.generate_plan(NODES[:2], "throughput", ETHERNET, in_order=True).stages[1].first_unit
-    cuts = [place for place, unit in enumerate(planner.chains["cpu"].units) if unit.is_block and place]
+    cuts = [index for index, unit in enumerate(planner.chains["cpu"].units) if unit.is_block and index]
     periods: dict[int, list[float]] = {cut: [] for cut in {*cuts, chosen}}
     for turn in range(ROUNDS):
         for cut in sorted(periods, reverse=turn % 2 == 1):
             path = kept(folder, planner.plan_at([cut], NODES[:2], "throughput", ETHERNET), profile)
             periods[cut].append(ran(path)["period"]["median"])
     for cut, rounds in periods.items():
-        print(f"cut before unit {cut}: {', '.join(f'{1e3 * each:.2f}' for each in rounds)} ms", cut == chosen)
+        print(f"cut before unit {cut}: {', '.join(f'{1e3 * round:.2f}' for round in rounds)} ms", cut == chosen)
     medians = {cut: median(rounds) for cut, rounds in periods.items()}
     best = min(medians, key=medians.__getitem__)
     noise = max(max(periods[cut]) - min(periods[cut]) for cut in (chosen, best))

@@ -82,7 +82,7 @@ def test_names_what_the_program_was_made_to_wait_for(
     print(f"{loop.__name__}: {verdict.bound}, {verdict.share_of_limit}, {verdict.evidence}, {verdict.doubts}")
     assert verdict.bound == bound
     assert verdict.share_of_limit is None or verdict.share_of_limit >= least_share
-    assert not [each for each in found.findings if each.is_fatal]
+    assert not [finding for finding in found.findings if finding.is_fatal]
 
 
 def test_the_time_slept_for_data_is_booked_on_the_input(tmp_path: Path) -> None:

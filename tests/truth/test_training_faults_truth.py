@@ -65,7 +65,7 @@ def test_the_first_advice_is_against_the_fault(fault, tmp_path):
             slow("h2d", profiler)
             with profiler.stage("forward"):
                 if fault == "garbage":
-                    rubbish[:] = [[each] for each in range(100_000)]
+                    rubbish[:] = [[number] for number in range(100_000)]
                     gc.collect()
                 loss = forward(batch).square().mean()
             with profiler.stage("backward"):

@@ -32,7 +32,7 @@ def test_two_ranks_of_lightning_write_files_of_their_own(tmp_path: Path) -> None
     for rank in (0, 1):
         times = read_stage_times(tmp_path, rank)
         assert (times.rank, times.world_size, times.last_step) == (rank, 2, 5)
-        assert "communication" in {each.name for each in times.stages}
+        assert "communication" in {stage.name for stage in times.stages}
         for name in ("manifest.json", "op_stats.csv", "trace.json", "profiler_summary.json"):
             assert (tmp_path / f"rank{rank}_{name}").stat().st_size > 100
     names = sorted(path.name.split(".")[0] for path in (tmp_path / "traces" / "Tiny").iterdir())
@@ -113,9 +113,9 @@ def test_the_steps_of_a_program_that_knows_nothing_of_it_are_those_of_its_own_cl
     own_clock = ["--", sys.executable, str(tmp_path / "train.py"), str(tmp_path / "own.json")]
     subprocess.run([sys.executable, str(SCRIPT), "--output", str(tmp_path / "run"), *own_clock], check=True)
     own, times = json.loads((tmp_path / "own.json").read_text()), read_stage_times(tmp_path / "run")
-    found = {"step": times.step.host_s} | {each.name: each.host_s for each in times.stages}
+    recorded = {"step": times.step.host_s} | {stage.name: stage.host_s for stage in times.stages}
     for name, clock in own.items():
         seconds = clock[1:]  # the first step, cold, is not recorded
-        ours, theirs = found[name].mean, sum(seconds) / len(seconds)
-        print(f"{name}: {1e3 * ours:.4f} ms recorded, {1e3 * theirs:.4f} by the program, of {found[name].n} steps")
-        assert found[name].n == len(seconds) and abs(ours - theirs) <= 0.01 * theirs + 2e-4
+        ours, theirs = recorded[name].mean, sum(seconds) / len(seconds)
+        print(f"{name}: {1e3 * ours:.4f} ms recorded, {1e3 * theirs:.4f} by the program, of {recorded[name].n} steps")
+        assert recorded[name].n == len(seconds) and abs(ours - theirs) <= 0.01 * theirs + 2e-4

@@ -24,7 +24,7 @@ def share_of_ceiling(full: FullDataset, rows: Sequence[Row], ceilings: Ceilings 
     tokens = row["tokens_per_sec_real"] / row["throughput_samples_per_sec_mean"] * row["batch_size"]
     flops = full["useful_tokens"] * row["flops_per_batch"] * row["useful_flops_pct"] / 100 / tokens
     rate = flops / full["device_time_s"]
-    if rate > ceiling:  # prepared weights have kernels of their own
+    if rate > ceiling:  # prepacked weights have kernels of their own
         return _unknown("its kernels are faster than those that the ceiling was measured with")
     return {
         "useful_flops_per_sec": rate,

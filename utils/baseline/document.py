@@ -192,7 +192,6 @@ class TracedDevice(TypedDict):
     window_ms: float
     busy_ms: float
     idle_ms: float
-    by_kind_ms: dict[str, float]
     exposed_ms: dict[str, float]
     idle_by_cause_ms: dict[str, float]
     idle_details: dict[str, list[HostTime]]

@@ -43,8 +43,8 @@ class Selection:
     def batches(self, batch_size: int, count: int) -> list[Batch]:
         """Return `count` batches spread evenly over the lengths of all; every one where there are no more."""
         arrivals = self.arrivals(batch_size)
-        places = (np.arange(min(count, len(arrivals))) + 0.5) * len(arrivals) / min(count, len(arrivals))
-        chosen = np.argsort(arrivals.longest, kind="stable")[places.astype(np.int64)]
+        indexes = (np.arange(min(count, len(arrivals))) + 0.5) * len(arrivals) / min(count, len(arrivals))
+        chosen = np.argsort(arrivals.longest, kind="stable")[indexes.astype(np.int64)]
         return [self.batch(arrivals.rows(index)) for index in chosen.tolist()]
 
     def batch(self, rows: Sequence[int]) -> Batch:

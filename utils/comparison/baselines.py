@@ -1,21 +1,17 @@
 """Named baselines in a file fit for git: of a run what a comparison needs, without its timings and its texts."""
 
-import base64
-import binascii
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import numpy as np
 
 from boundby import files
-from utils.baseline import Document, Positive, Size
+from utils.baseline import Document
 from utils.command import InputError, removed
-from utils.comparison.facts import Compared, Marks, Results, Rounds, Shards, gate_text
+from utils.comparison.facts import Compared, Marks, Point, Results, Rounds, Shards, gate_text
 
-SCHEMA_VERSION, KIND = 1, "boundby_baselines"
+SCHEMA_VERSION, KIND = 2, "boundby_baselines"  # 2: rounds and marks are the records of the comparison
 DIGITS = 7  # of a figure: the noise is in the third
 TOP = ("boundby_version", "written", "complete", "machine_fingerprint", "work_fingerprint")
 OF_MODEL = ("name", "revision", "fingerprint", "parameters_total", "num_labels", "dtype")
@@ -26,25 +22,11 @@ OF_ROW = (
 )  # fmt: skip
 
 
-class _Point(msgspec.Struct, frozen=True):
-    dtype: str
-    batch_size: Size
-    seconds: dict[int, Positive]
-    batches: dict[int, str]
-    disturbed: int = 0
-
-
-class _Marks(msgspec.Struct, frozen=True):
-    digest: str
-    n: Size
-    right: str  # a bit for each row, packed
-
-
 class _Baseline(msgspec.Struct, frozen=True):
     document: dict[str, Any]
-    points: list[_Point]
+    points: list[tuple[Point, Rounds]]
     shards: Shards | None = None
-    marks: _Marks | None = None
+    marks: Marks | None = None
     parts: dict[str, Any] | None = None
 
 
@@ -78,12 +60,12 @@ def load(path: Path, name: str) -> Results:
     kept = known[name]
     try:
         msgspec.convert(kept.document, Compared)
-        marks = kept.marks and Marks(kept.marks.digest, _unpacked(kept.marks))
-    except (ValueError, binascii.Error, zlib.error) as error:
+        if kept.marks:
+            kept.marks.right()
+    except ValueError as error:
         raise InputError(f"{path}: baseline {name!r} is damaged: {error}; save it again") from None
-    points = {(at.dtype, at.batch_size): Rounds(at.seconds, at.disturbed, at.batches) for at in kept.points}
     document = cast(Document, kept.document)
-    return Results(path / name, document, points, kept.shards, marks, kept.parts)
+    return Results(path / name, document, dict(kept.points), kept.shards, kept.marks, kept.parts)
 
 
 def _read(path: Path) -> _File:
@@ -112,26 +94,19 @@ def _kept(run: Results) -> _Baseline:
             }
         ),
         points=[
-            _Point(
-                *point, {at: _short(value) for at, value in said.seconds.items()}, dict(said.batches), said.disturbed
+            (
+                point,
+                msgspec.structs.replace(
+                    made, seconds={number: _short(value) for number, value in made.seconds.items()}
+                ),
             )
-            for point, said in run.points.items()
+            for point, made in run.points.items()
         ],
         shards=run.shards and Shards(run.shards.rows, tuple(map(_short, run.shards.seconds))),
-        marks=_packed(run.marks) if run.marks and run.marks.right else None,
+        marks=run.marks and msgspec.structs.replace(run.marks, rows=None),
         parts=removed(run.parts),
     )
 
 
 def _short(seconds: float) -> float:
     return float(f"{seconds:.{DIGITS}g}")
-
-
-def _packed(marks: Marks) -> _Marks:
-    bits = np.packbits(np.asarray(marks.right, dtype=bool)).tobytes()
-    return _Marks(marks.digest, len(marks.right), base64.b64encode(zlib.compress(bits, 9)).decode("ascii"))
-
-
-def _unpacked(marks: _Marks) -> tuple[bool, ...]:
-    bits = zlib.decompressobj().decompress(base64.b64decode(marks.right, validate=True), marks.n // 8 + 1)
-    return tuple(np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=marks.n).astype(bool).tolist())

@@ -22,8 +22,8 @@ def lines(comparisons: Sequence[RunComparison], gate: str | None = None) -> list
 def markdown_text(comparisons: Sequence[RunComparison], gate: str | None = None) -> str:
     """Return the same for a comment on a pull request, with all but verdict and table folded away."""
     blocks = _blocks(comparisons)
-    place = next(place for place, block in enumerate(blocks) if isinstance(block, Table))
-    top, rest = blocks[: place + 1], blocks[place + 1 :]
+    last = next(index for index, block in enumerate(blocks) if isinstance(block, Table))
+    top, rest = blocks[: last + 1], blocks[last + 1 :]
     gated = [Paragraph(f"{gate[0].upper()}{gate[1:]}.")] if gate else []
     return markdown.text([Heading("Speed, by Boundby"), *top, *gated, Details("What is open, and what differs", rest)])
 
@@ -35,7 +35,7 @@ def headline(comparison: RunComparison) -> str:
     counted = [f"{len(comparison.of(word))} {word}" for word in ("same", "ambiguous") if comparison.of(word)]
     judged = sum(row.verdict is not None for row in comparison.rows)
     name = comparison.b.name
-    said = [
+    parts = [
         _speed(comparison, "slower"),
         f"{name} fails at {listed(lost)}" if lost else "",
         f"{name} is less accurate" if accuracy == "loss" else "",
@@ -43,7 +43,7 @@ def headline(comparison: RunComparison) -> str:
         f"{name} is more accurate" if accuracy == "gain" else "",
         f"{listed(counted)} of {judged} rows" if counted else "",
     ]
-    return f"{comparison.verdict.upper()}: {'; '.join(filter(None, said)) or 'no row could be judged'}"
+    return f"{comparison.verdict.upper()}: {'; '.join(filter(None, parts)) or 'no row could be judged'}"
 
 
 def _blocks(comparisons: Sequence[RunComparison]) -> list[Block]:
@@ -73,29 +73,29 @@ def _of_several(comparisons: Sequence[RunComparison]) -> list[Block]:
     """Say several runs in one table: a row is what the first has, with two columns for each of the others."""
     a = comparisons[0].a
     rows: dict[tuple[str, int | None], list[str]] = {}
-    for place, comparison in enumerate(comparisons):
+    for column, comparison in enumerate(comparisons):
         for row in comparison.rows:
             dtype = f" ({row.dtype_b})" if row.dtype_b != row.dtype_a else ""
             first = [row.dtype_a, *_cells(row)[1:3]] + [NOTHING] * 2 * len(comparisons)
             cells = rows.setdefault((row.dtype_a, row.batch_size), first)
-            cells[3 + 2 * place : 5 + 2 * place] = _percent(row.time_ratio, _reach(row)) + dtype, _word(row)
-    headers = [*HEADERS[:3], *(header.format(each.b.name) for each in comparisons for header in OF_A_RUN)]
+            cells[3 + 2 * column : 5 + 2 * column] = _percent(row.time_ratio, _reach(row)) + dtype, _word(row)
+    headers = [*HEADERS[:3], *(header.format(other.b.name) for other in comparisons for header in OF_A_RUN)]
     words = (0, *range(4, len(headers), 2))
-    subjects = [(run.name, _subject(run)) for run in (a, *(each.b for each in comparisons))]
-    accuracies = [(f"Accuracy of {each.b.name}", _accuracy(each)) for each in comparisons]
+    subjects = [(run.name, _subject(run)) for run in (a, *(other.b for other in comparisons))]
+    accuracies = [(f"Accuracy of {other.b.name}", _accuracy(other)) for other in comparisons]
     return [
-        DefinitionList([(f"{each.b.name} against A", headline(each)) for each in comparisons]),
+        DefinitionList([(f"{other.b.name} against A", headline(other)) for other in comparisons]),
         DefinitionList([*subjects, *accuracies]),
         Table(headers, list(rows.values()), words, notes=[_legend(comparisons[0])]),
         *_listings(comparisons[0], f"{comparisons[0].b.name}: "),
-        *(block for each in comparisons[1:] for block in _listings(each, f"{each.b.name}: ", known=a.name)),
+        *(block for other in comparisons[1:] for block in _listings(other, f"{other.b.name}: ", known=a.name)),
     ]
 
 
 def _listings(comparison: RunComparison, of: str = "", known: str | None = None) -> list[Block]:
     """Return what there is to beware of, without the doubts on the run that is `known`."""
     rows = comparison.rows
-    doubts = [each for each in comparison.doubts if not known or not each.startswith(f"{known}: ")]
+    doubts = [doubt for doubt in comparison.doubts if not known or not doubt.startswith(f"{known}: ")]
     return [
         *_listing(f"{of}Not settled:", [f"{_where(row)}: {_open(row)}" for row in rows if _is_open(row)]),
         *_listing(f"{of}Measured in one run only:", [_missing(comparison, point) for point in comparison.missing]),
@@ -114,7 +114,7 @@ def _subject(run: Results) -> str:
 def _accuracy(comparison: RunComparison) -> str:
     accuracy, name = comparison.accuracy, comparison.b.name
     if accuracy is None:
-        lacking = [run.name for run in (comparison.a, comparison.b) if run.marks is None or not run.marks.right]
+        lacking = [run.name for run in (comparison.a, comparison.b) if run.marks is None]
         if lacking:
             return f"not compared: {' and '.join(lacking)} {'have' if lacking[1:] else 'has'} no labelled predictions"
         return "not compared: predictions.csv of both runs have no row in common"
@@ -183,12 +183,12 @@ def _missing(comparison: RunComparison, point: Unpaired) -> str:
 def _changes(changes: Sequence[Change]) -> list[str]:
     if not changes:
         return ["nothing that was recorded"]
-    said = [
+    lines = [
         "the program's source" if change.name == "code" else f"{change.name}: {_value(change.a)} -> {_value(change.b)}"
         for change in changes[:MOST_CHANGES]
     ]
     more = len(changes) - MOST_CHANGES
-    return [*said, f"and {more} more (--json lists them)"] if more > 0 else said
+    return [*lines, f"and {more} more (--json lists them)"] if more > 0 else lines
 
 
 def _doubts(rows: Sequence[Row], known: str | None) -> list[str]:

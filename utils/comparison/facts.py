@@ -2,13 +2,15 @@
 
 import csv
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
+import numpy as np
 
 from boundby import files
 from boundby.machine import Disturbance
@@ -64,17 +66,16 @@ Point = tuple[str, int]  # dtype and batch size
 RECORDED = (Disturbance("recorded", "recorded in raw_samples.csv"),)  # type: ignore[arg-type]  # no kind is recorded
 
 
-@dataclass(frozen=True)
-class Rounds:
+class Rounds(msgspec.Struct, frozen=True):
     """What the rounds at one dtype and batch size say: `seconds` per sample of those that count, by their number.
 
     Rounds that nothing disturbed count, where there are `LEAST_QUIET`; else all do, `disturbed` of them, and no verdict
     rests on them. `batches` has a digest of the places of those that each round timed, with their padded tokens.
     """
 
-    seconds: Mapping[int, float]
+    seconds: dict[int, Positive]
     disturbed: int = 0
-    batches: Mapping[int, str] = field(default_factory=dict)
+    batches: dict[int, str] = {}
 
     @classmethod
     def of(cls, visits: Sequence[Visit]) -> "Rounds":
@@ -86,7 +87,7 @@ class Rounds:
             dict(zip((visit.round for visit in counted), values, strict=True)) if values else {},
             sum(visit.is_disturbed for visit in counted),
             {
-                visit.round: _digest(sorted({(each.index, each.tokens_padded) for each in visit.of("isolated")}))
+                visit.round: _digest(sorted({(timing.index, timing.tokens_padded) for timing in visit.of("isolated")}))
                 for visit in visits
             },
         )
@@ -97,37 +98,6 @@ class Rounds:
         return all(self.batches[number] == other.batches[number] for number in common)
 
 
-class PlannedShard(msgspec.Struct, frozen=True):
-    """Which rows one shard holds."""
-
-    id: int
-    start: int
-    stop: int
-    rows_sha256: str | None = None
-
-
-class PlannedRows(msgspec.Struct, frozen=True):
-    """Of which rows the shards are."""
-
-    dataset_sha256: str
-    sample_seed: int | None
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """What `evaluation/plan.json` says about the shards; equal rows and shards can be compared one by one."""
-
-    fingerprint: str
-    identity: PlannedRows
-    shards: tuple[PlannedShard, ...]
-
-
-class Cost(msgspec.Struct, frozen=True):
-    """How long a shard of this plan took."""
-
-    plan: str
-    seconds: float
-
-
 class Shards(msgspec.Struct, frozen=True):
     """The seconds of each shard of a pass over the dataset, and a digest of which rows each holds."""
 
@@ -136,14 +106,29 @@ class Shards(msgspec.Struct, frozen=True):
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """Which predictions were right, in the order of `rows`; `digest` is that of these rows with their labels.
+    """Which of `n` predictions were right, a bit each, packed; `digest` is that of their rows with their labels.
 
-    Where only the digest was kept, `rows` is None, and the marks can be held against those of equal rows alone.
+    A saved baseline keeps no `rows`: its marks can be held against those of equal rows alone.
     """
 
     digest: str
-    right: tuple[bool, ...]
+    n: Size
+    packed: bytes
     rows: tuple[tuple[int, str], ...] | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, str]], right: Sequence[bool]) -> "Marks":
+        """Return the marks of these rows."""
+        bits = np.packbits(np.asarray(right, dtype=bool)).tobytes()
+        return cls(_digest(tuple(rows)), len(right), zlib.compress(bits, 9), tuple(rows))
+
+    def right(self) -> list[bool]:
+        """Return which were right, in the order of the rows. Raises ValueError where the bits are damaged."""
+        try:
+            bits = zlib.decompressobj().decompress(self.packed, self.n // 8 + 1)
+        except zlib.error as error:
+            raise ValueError(f"the marks cannot be unpacked: {error}") from None
+        return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=self.n).astype(bool).tolist()
 
 
 @dataclass(frozen=True)
@@ -363,12 +348,12 @@ def compare(
                 f"{a.name} has {_listed(a.points)}, {b.name} has {_listed(b.points)}"
             )
     return [
-        RunComparison(a, b, least, tuple(own), accuracy(a, b), _missing(a, b), _changes(a, b), said)
-        for b, own, said in zip(others, rows, doubts, strict=True)
+        RunComparison(a, b, least, tuple(own), accuracy(a, b), _missing(a, b), _changes(a, b), beware)
+        for b, own, beware in zip(others, rows, doubts, strict=True)
     ]
 
 
-def told(comparisons: Sequence[RunComparison]) -> dict[str, Any]:
+def plain(comparisons: Sequence[RunComparison]) -> dict[str, Any]:
     """Return one comparison, or several, as plain values for JSON."""
     first, *others = (comparison.as_dict() for comparison in comparisons)
     return {"schema_version": SCHEMA_VERSION, "comparisons": [first, *others]} if others else first
@@ -436,25 +421,26 @@ def rounds_of(visits: Iterable[Visit]) -> dict[Point, Rounds]:
     for visit in visits:
         by_point.setdefault(_point(visit), []).append(visit)
     rounds = {point: Rounds.of(made) for point, made in by_point.items()}
-    return {point: said for point, said in rounds.items() if said.seconds}
+    return {point: made for point, made in rounds.items() if made.seconds}
 
 
 def _shards(layout: Layout) -> Shards | None:
     """Return the shards of the pass over the dataset; None where the folder has no complete set. Raises OSError."""
+    from utils.evaluation import parts, plan  # with pyarrow, which a comparison of sweeps does without
+
     folder = EvaluationFolder(layout.evaluation)
     try:
-        plan = steps.read(folder.plan, Plan)
-        costs = [steps.read(folder.cost(shard.id), Cost) for shard in plan.shards]
-    except (FileNotFoundError, ValueError):
+        planned = plan.load(folder)
+    except InputError:
         return None
-    if any(cost.plan != plan.fingerprint for cost in costs):
-        return None
-    rows = _digest(msgspec.to_builtins((plan.identity, plan.shards)))
-    return Shards(rows, tuple(cost.seconds for cost in costs))
+    records = [parts.load_record(folder, planned, shard) for shard in planned.shards]
+    identity = planned.identity
+    rows = _digest([identity.dataset_sha256, identity.sample_seed, msgspec.to_builtins(planned.shards)])
+    return Shards(rows, tuple(record.seconds for record in records if record)) if all(records) else None
 
 
 def _marks(layout: Layout) -> Marks | None:
-    """Return which predictions were right; None where the folder has no predictions."""
+    """Return which predictions were right; None where the folder has no predictions with labels."""
     path = layout.predictions
     try:
         with files.naming(path), path.open(encoding="utf-8", newline="") as file:
@@ -464,8 +450,9 @@ def _marks(layout: Layout) -> Marks | None:
         return None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error!r}") from None
-    rows = tuple((number, label) for number, label, _ in known)
-    return Marks(_digest(rows), tuple(right for *_, right in known), rows)
+    if not known:
+        return None
+    return Marks.of([(number, label) for number, label, _ in known], [right for *_, right in known])
 
 
 def _digest(value: object) -> str:
@@ -554,13 +541,14 @@ def _side_by_side(a: Rounds, b: Rounds) -> Contrast:
     common = [number for number in a.seconds if number in b.seconds]
     if len(common) < LEAST_ROUNDS:
         return _independent(a, b)
-    return _undisturbed(paired([a.seconds[each] for each in common], [b.seconds[each] for each in common]), a, b)
+    sides = ([rounds.seconds[number] for number in common] for rounds in (a, b))
+    return _undisturbed(paired(*sides), a, b)
 
 
 def _undisturbed(contrast: Contrast, a: Rounds, b: Rounds, names: tuple[str, str] = ("A", "B")) -> Contrast:
     """Return the contrast without an interval where disturbed rounds count: how far they are off nobody knows."""
     sides = zip(names, (a, b), strict=True)
-    counts = [f"{said.disturbed} of {len(said.seconds)} in {side}" for side, said in sides if said.disturbed]
+    counts = [f"{made.disturbed} of {len(made.seconds)} in {side}" for side, made in sides if made.disturbed]
     if not counts:
         return contrast
     reason = f"something else used the machine in too many rounds: {', '.join(counts)}; measure again when it is quiet"
@@ -605,7 +593,7 @@ def gate_text(document: Document, least: float | None = None) -> str | None:
     Every row of a gate is to catch it nine times in ten, with the minimum effect `least`, or that of the device.
     """
     least = least or minimum_effect(document)
-    said = []
+    gates = []
     for effect in GATES:
         budget = _budget(document, lambda spread, tests, effect=effect: rounds_to_find(spread, effect, least, tests))
         if budget is None:
@@ -619,8 +607,8 @@ def gate_text(document: Document, least: float | None = None) -> str | None:
         else:
             what = f"with profiling.max_seconds_per_batch_size={budget.max_seconds:.0f} in both runs"
             what += f" (this one: {budget.enough} of {budget.rows} batch sizes)"
-        said.append(f"a slowdown of {100 * effect:g} % {what}")
-    return f"found in nine of ten runs: {'; '.join(said)}"
+        gates.append(f"a slowdown of {100 * effect:g} % {what}")
+    return f"found in nine of ten runs: {'; '.join(gates)}"
 
 
 def _budget(document: Document, rounds_for: Callable[[float, int], int | None]) -> Budget | None:
@@ -654,13 +642,13 @@ def accuracy(a: Results, b: Results) -> Accuracy | None:
 
     A row with another label in B is another row: it is left out, like one that only one run has predicted.
     """
-    if a.marks is None or b.marks is None or not a.marks.right:
+    if a.marks is None or b.marks is None:
         return None
     if a.marks.digest == b.marks.digest:
-        return Accuracy(paired_shares(a.marks.right, b.marks.right))
+        return Accuracy(paired_shares(a.marks.right(), b.marks.right()))
     if a.marks.rows is None or b.marks.rows is None:
         return None
-    first, second = (dict(zip(run.marks.rows, run.marks.right, strict=True)) for run in (a, b))
+    first, second = (dict(zip(run.marks.rows, run.marks.right(), strict=True)) for run in (a, b))
     common = [row for row in first if row in second]
     if not common:
         return None
@@ -671,7 +659,7 @@ def accuracy(a: Results, b: Results) -> Accuracy | None:
 
 def _row(pair: tuple[Point, Point], rounds: tuple[Rounds, Rounds], doubts: tuple[str, ...] = ()) -> Row:
     (dtype_a, size), (dtype_b, _) = pair
-    rates = [1 / estimate([*each.seconds.values()]).value for each in rounds]
+    rates = [1 / estimate([*made.seconds.values()]).value for made in rounds]
     return Row(dtype_a, dtype_b, size, rates[0], rates[1], time_ratio=rates[0] / rates[1], doubts=doubts)
 
 

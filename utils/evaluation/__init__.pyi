@@ -1,3 +1,5 @@
+from . import parts as parts
+from . import plan as plan
 from . import planning as planning
 from . import run as run
 from .engine_process import ENGINE_S as ENGINE_S

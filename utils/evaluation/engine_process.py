@@ -64,9 +64,9 @@ class EngineFailed(ValueError):
 
 
 class EngineProcess:
-    """One library in a process of its own; `folder` is where converted models are written.
+    """One library in a process of its own, with as many threads as torch has here; it writes models into `folder`.
 
-    Threads are as many as torch has here. Calls raise EngineFailed and leave the process as it is, if it still lives.
+    Calls raise EngineFailed.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class EngineProcess:
 
     def logits(self, engine: str, texts: Sequence[str], size: int) -> np.ndarray:
         """Return the logits of the texts in their order, from batches of `size` of similar length."""
-        found: np.ndarray = self._ask("logits", engine, list(texts), size)
-        return found
+        logits: np.ndarray = self._ask("logits", engine, list(texts), size)
+        return logits
 
     def rise(self, engine: str, texts: Sequence[str], size: int) -> int | None:
         """Return by how many bytes the process grows at most while it computes; None where that cannot be known."""
-        found: int | None = self._ask("rise", engine, list(texts), size)
-        return found
+        rise: int | None = self._ask("rise", engine, list(texts), size)
+        return rise
 
     def close(self) -> None:
         """End the process."""
@@ -142,11 +142,11 @@ def _serve(connection: Connection, *arguments: Any) -> None:
         try:
             answer = True, getattr(serving, call)(*values)
         except Exception as error:  # exporters and engines raise anything
-            answer = False, told(error)
+            answer = False, reason_of(error)
         connection.send(answer)
 
 
-def told(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return what went wrong in one sentence: exporters wrap the reason into pages of advice."""
     while error.__cause__ is not None and not isinstance(error, PipelineError):
         error = error.__cause__
@@ -179,7 +179,7 @@ class _Serving:
         try:
             importlib.import_module(self._library)
         except Exception as error:  # it may lack a library of the system
-            raise EngineFailed(f"{self._library} is installed and cannot be loaded: {told(error)}") from None
+            raise EngineFailed(f"{self._library} is installed and cannot be loaded: {reason_of(error)}") from None
         self._tokenizer = models.load_tokenizer(self._source, self._trust)
 
     def convert(self) -> None:
@@ -206,8 +206,8 @@ class _Serving:
         for rows in batches:
             batch = collate(tokens, rows, self._tokenizer.pad_token_id or 0, CPU)
             parts.append(session(batch.input_ids.numpy(), batch.attention_mask.numpy()))
-        found = np.concatenate(parts).astype(np.float32, copy=False)
-        return found[np.argsort(np.concatenate(batches))]
+        logits = np.concatenate(parts).astype(np.float32, copy=False)
+        return logits[np.argsort(np.concatenate(batches))]
 
     def rise(self, engine: str, texts: list[str], size: int) -> int | None:
         meter = MemoryMeter(CPU)

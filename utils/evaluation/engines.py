@@ -35,7 +35,7 @@ from boundby.machine import environment, has_bfloat16_matmul, is_host
 from boundby.timing import estimate
 from boundby.work import Interval
 from utils.command import EnvironmentLacksError, InputError, PipelineError, contents, lacking
-from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle, told
+from utils.evaluation.engine_process import ENGINE_S, EngineFailed, EngineProcess, obstacle, reason_of
 from utils.evaluation.plan import PLAN_COMMAND, Converted, EngineChoice, Plan
 from utils.models import LoadedModel
 
@@ -72,8 +72,7 @@ def choose(
 ) -> Chosen | None:
     """Return the engine that is surely faster than `own` with the agreement that `rule` asks for, or why there is none.
 
-    None where no engine is installed for this device. `sample` has its reference; `whole_s` is what an evaluation in
-    `own` takes, of which trying may take a tenth.
+    None where no engine is installed for this device. `sample` has its reference; trying may take a tenth of `whole_s`.
     """
     names = [name for name in PROMISING if not ENGINES[name].lacking]
     if not names or not is_host(own.device):
@@ -100,7 +99,7 @@ def choose(
                 session = open_session(file, ENGINES[name], torch.get_num_threads())
                 offered[name] = as_precision(name, session), file, seconds
             except Exception as error:  # libraries raise anything
-                failed.setdefault(told(error), []).append(words)
+                failed.setdefault(reason_of(error), []).append(words)
     reasons = [*(f"not {', '.join(words)}: {said}" for said, words in failed.items()), *reasons]
     return _fastest(own, loaded, sample, rule, offered, reasons)
 
@@ -140,10 +139,10 @@ def _fastest(
         record = structs.replace(record, reason="; ".join([*reasons, *choice.reasons, f"{said}: no sure gain"]))
         return Chosen(record)
     after = int(convert_s * len(texts) / float((own_s - engine_s).mean())) + 1
-    told = f"{said} as {own.options.precision.replace('_', ' ')} here"
+    reason = f"{said} as {own.options.precision.replace('_', ' ')} here"
     if convert_s:
-        told += f"; converting took {convert_s:.0f} s, won back after {after:,} texts"
-    record = structs.replace(record, name=name, reason=told, won_back_after_texts=after)
+        reason += f"; converting took {convert_s:.0f} s, won back after {after:,} texts"
+    record = structs.replace(record, name=name, reason=reason, won_back_after_texts=after)
     return Chosen(record, engine, report, file, Converted(_version(name), _sha256(file)))
 
 
@@ -152,8 +151,8 @@ def turns(predictors: Sequence[Predictor], texts: Sequence[str]) -> list[list[fl
     rounds = []
     for number in range(TURNS + 1):
         order = range(len(predictors)) if number % 2 else range(len(predictors) - 1, -1, -1)
-        seconds = {each: predictors[each].predict(texts).seconds.total_s for each in order}
-        rounds.append([seconds[each] for each in range(len(predictors))])
+        seconds = {index: predictors[index].predict(texts).seconds.total_s for index in order}
+        rounds.append([seconds[index] for index in range(len(predictors))])
     return rounds[1:]  # the first pass is cold
 
 
@@ -179,10 +178,7 @@ class _Workplace:
         return converting + (ENGINE_S[name] if ENGINES[name].precision == "int8" else 0.0)
 
     def file(self, name: str) -> tuple[Path, float]:
-        """Return the file of this engine, and the seconds that it took now to make. Raises EngineFailed.
-
-        What several precisions of a library need, converting, counts for each: one of them alone would need it too.
-        """
+        """Return the file of this engine, and the seconds it took now, converting included. Raises EngineFailed."""
         engine, folder = ENGINES[name], self._folder(name)
         path = file_of(folder, engine.library, engine.precision)
         if self._kept(name):
@@ -224,15 +220,15 @@ class _Workplace:
 
     def _receipt(self, folder: Path) -> dict[str, str]:
         try:
-            found = json.loads((folder / RECEIPT).read_bytes())
+            receipt = json.loads((folder / RECEIPT).read_bytes())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return receipt if isinstance(receipt, dict) else {}
 
     def _folder(self, name: str) -> Path:
         """Return the folder of a library's files: of this model, these versions and these texts for the ranges."""
         library = ENGINES[name].library
-        packages = {each for engine in ENGINES.values() if engine.library == library for each in engine.packages}
+        packages = {package for engine in ENGINES.values() if engine.library == library for package in engine.packages}
         versions = environment.versions(("torch", "transformers", *sorted(packages)))
         weights = self._loaded.source.fingerprint
         key = files.sha256_of([library, weights, versions, self._own.options.max_length, self._calibration])
@@ -241,15 +237,15 @@ class _Workplace:
 
 def tidy(shelf: Shelf, kept: Path | None) -> None:
     """Remove what lies on the shelf but for the folder of this file."""
-    for each in shelf.folder.glob("*"):
-        if kept is None or each != kept.parent:
-            shutil.rmtree(each, ignore_errors=True)
+    for folder in shelf.folder.glob("*"):
+        if kept is None or folder != kept.parent:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def precisions_of(made: Plan) -> dict[str, Precision]:
-    """Return the precisions that the plan's one is looked up in, the converted model of the plan loaded.
+    """Return the precisions to look up the plan's in, with its converted model loaded.
 
-    Raises EnvironmentLacksError without the library, InputError where it or the file is not the planned one, and
+    Raises EnvironmentLacksError without the library, InputError where version or file differ from the plan, and
     PipelineError where it cannot be loaded.
     """
     name, planned = made.choices.precision, made.choices.converted
@@ -280,4 +276,4 @@ def _version(name: str) -> str:
 
 def _sha256(path: Path) -> str:
     """Return a hash of a converted model: OpenVINO's weights lie beside its graph. Raises OSError."""
-    return files.sha256_of({each.name: contents.sha256(each) for each in sorted(path.parent.glob(f"{path.stem}.*"))})
+    return files.sha256_of({file.name: contents.sha256(file) for file in sorted(path.parent.glob(f"{path.stem}.*"))})

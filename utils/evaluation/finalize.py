@@ -24,10 +24,9 @@ Span = tuple[float, float]  # start and length in seconds, by the clock of one m
 def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: Sequence[int] = ()) -> FullDataset:
     """Write predictions, quality and metrics, and return the metrics: latency in ms, throughput in samples/s.
 
-    `dataset` holds the planned rows still, which is proven again. `samples_of` has the scores of the first n rows of
-    the seeded sample for each n of `subset_sizes`. Raises PipelineError when a row is missing, doubled or has a number
-    that cannot be, and InputError when a text is another than was planned; all files are then as they were. Memory
-    does not grow with the rows.
+    `samples_of` has the scores of the first n rows of the seeded sample for each n of `subset_sizes`. Raises
+    PipelineError when a row is missing, doubled or has an impossible number, and InputError when a text differs from
+    the plan; nothing is written then. Memory does not grow with the rows.
     """
     identity, task = plan.identity, tasks.of(plan.identity.task)
     score = task.Score(identity.labels, [size for size in subset_sizes if size <= identity.rows])
@@ -55,11 +54,7 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
 def _proven_parts(
     plan: Plan, folder: EvaluationFolder, dataset: Path
 ) -> Iterator[tuple[parts.Part, Sequence[str], np.ndarray | None]]:
-    """Yield all parts in order, with texts and places in the seeded sample.
-
-    Each part is proven to hold just the rows that the dataset has there. The planned shards follow each other without
-    gap and with ascending row ids, which `rows.split` made sure of.
-    """
+    """Yield all parts in order, proven to hold the dataset's rows, with texts and ranks in the seeded sample."""
     absent = [shard.id for shard in plan.shards if not folder.part(shard.id).is_file()]
     if absent:
         raise PipelineError(
@@ -69,9 +64,9 @@ def _proven_parts(
     identity = plan.identity
     rows.require_planned(dataset, identity)
     positions = rows.evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
-    places = None  # in the seeded order, of each row of the dataset
+    of_all = None  # in the seeded order, of each row of the dataset
     if identity.sample_seed is not None:
-        places = np.argsort(rows.seeded_order(identity.dataset_rows, identity.sample_seed))
+        of_all = np.argsort(rows.seeded_order(identity.dataset_rows, identity.sample_seed))
     for shard in plan.shards:
         texts = rows.read(dataset, shard, positions).texts
         part = parts.load(folder, plan, shard)
@@ -81,7 +76,7 @@ def _proven_parts(
             )
         if fault := tasks.of(identity.task).fault(part.table, len(identity.labels)):
             raise PipelineError(f"{folder.part(shard.id)}: {fault}")
-        ranks = None if places is None or positions is None else places[positions[shard.start : shard.stop]]
+        ranks = None if of_all is None or positions is None else of_all[positions[shard.start : shard.stop]]
         yield part, texts, ranks
 
 
@@ -129,10 +124,7 @@ def _memory(records: Sequence[parts.Record]) -> FullDataset:
 
 
 def busy_seconds(spans: Sequence[Span]) -> float:
-    """Return the seconds in which at least one of the spans was going on.
-
-    So workers that ran beside each other count once, and pauses between two attempts not at all.
-    """
+    """Return the seconds in which at least one of the spans was going on."""
     total, until = 0.0, float("-inf")
     for start, length in sorted(spans):
         end = start + length
@@ -145,19 +137,12 @@ def busy_seconds(spans: Sequence[Span]) -> float:
 
 
 def elapsed_seconds(records: Sequence[parts.Record]) -> float:
-    """Return the seconds in which a machine was busy, added up over the machines.
-
-    What several did at once counts for each: their clocks are not compared, since one that is off would invent a pause
-    or hide one.
-    """
+    """Return the busy seconds of all machines, added up: their clocks cannot be compared."""
     return _added_up((record.host, record.span) for record in records)
 
 
 def occupancy(records: Sequence[parts.Record]) -> FullDataset:
-    """Return the busy seconds of each machine, added up, and those of each device.
-
-    Workers that share a GPU, or the cores of a machine, are on one device. Clocks of two machines are not compared.
-    """
+    """Return the busy seconds of each machine, added up, and those of each device, which workers may share."""
     return {
         "machine_time_s": elapsed_seconds(records),
         "device_time_s": _added_up(((record.host, record.device_id), record.span) for record in records),
@@ -167,7 +152,7 @@ def occupancy(records: Sequence[parts.Record]) -> FullDataset:
 
 def _added_up(spans: Iterable[tuple[Hashable, Span]]) -> float:
     """Return the busy seconds of each place, added up."""
-    places: defaultdict[Hashable, list[Span]] = defaultdict(list)
-    for place, span in spans:
-        places[place].append(span)
-    return sum(busy_seconds(each) for each in places.values())
+    by_owner: defaultdict[Hashable, list[Span]] = defaultdict(list)
+    for owner, span in spans:
+        by_owner[owner].append(span)
+    return sum(busy_seconds(spans) for spans in by_owner.values())

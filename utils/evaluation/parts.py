@@ -1,7 +1,6 @@
 """Keep the predictions of a shard: a Parquet file of its rows, and beside it the record that proves them.
 
-The rows have the same bytes whoever predicts the shard, and when. The record holds their hash and what they cost, and
-is written first: where the rows are, their record is.
+The rows have the same bytes whoever predicts the shard. The record has their hash and cost, and is written first.
 """
 
 import hashlib
@@ -21,9 +20,8 @@ from utils.evaluation.rows import rows_sha256
 class Record(msgspec.Struct, frozen=True):
     """What a part is made of and what it cost: seconds in all and by phase, bytes at the peak, and where.
 
-    Texts with the same ids are computed once and count once in `computed_texts` and `useful_tokens`. `texts_sha256` is
-    of the texts as they were read, `part_sha256` of the Parquet file. `host` and `device_id` are the same for what
-    shares a machine and a device.
+    `computed_texts` and `useful_tokens` count texts with equal ids once. `texts_sha256` is of the texts that were read,
+    `part_sha256` of the Parquet file.
     """
 
     plan: str
@@ -94,8 +92,8 @@ def load(folder: EvaluationFolder, plan: Plan, shard: Shard) -> Part | None:
         return None
     table = read(content)
     labels = None if table["label"].null_count else table["label"].to_numpy()
-    found = rows_sha256(table["row_id"].to_numpy(), labels, record.texts_sha256)
-    return Part(table, record) if found == shard.rows_sha256 else None
+    digest = rows_sha256(table["row_id"].to_numpy(), labels, record.texts_sha256)
+    return Part(table, record) if digest == shard.rows_sha256 else None
 
 
 def read(content: bytes) -> pa.Table:

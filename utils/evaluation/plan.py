@@ -22,8 +22,7 @@ GUARD = 4.0  # as in `same`: twice what can flip a label, and that twice
 class Shard(msgspec.Struct, frozen=True):
     """A range of positions in the evaluated rows, `stop` excluded.
 
-    `offset` is the byte of the dataset where its first row begins; `rows_sha256` a hash of its row ids,
-    texts and labels.
+    `offset` is the byte of its first row in the dataset; `rows_sha256` a hash of its row ids, texts and labels.
     """
 
     id: int
@@ -43,10 +42,9 @@ class Shard(msgspec.Struct, frozen=True):
 class Identity(msgspec.Struct, frozen=True):
     """What is evaluated with what: task, rows, model, tokenizer, and the machine. Nothing here was measured.
 
-    Of `dataset_rows` rows those are evaluated that come first in the order of `sample_seed`; every row where it is
-    None. Hashes are of the files' content. `max_length` is what the settings ask for; the model may take less. So is
-    `token_budget`, where None leaves it to planning, and `dtype` and `compile`, where auto does. The last four fields
-    are all of a machine that may change the last digits of a result.
+    The first `rows` in the order of `sample_seed` are evaluated, all where it is None. `max_length`, `token_budget`,
+    `dtype` and `compile` are as the settings ask for them. The last four fields are all of a machine that may change
+    the last digits of a result.
     """
 
     task: str
@@ -79,14 +77,11 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What planning has settled, some of it by measuring: it holds for every shard on every worker.
+    """What planning has settled: it holds for every shard on every worker.
 
-    Batches follow from the token lengths of a shard, `batching`, `strategy` and `token_budget`, and nothing else. Rows
-    whose best logit leads by `guard_margin` or less are computed again in float32, alone. `packs`: texts may be packed,
-    else they are sorted by length and padded. With `trim` the last layer
-    computes the tokens alone that the head reads; with `compile` the layers are compiled. `converted` is the model of
-    another library, if one computes; `precision` is then the key of its engine. `model_dtype` is that in which a worker
-    loads the model, `dtype` that in which it computes.
+    Batches follow from token lengths, `batching`, `strategy` and `token_budget` alone. `packs`, `trim`, `compile` and
+    `guard_margin` are those of `PredictorOptions`. `converted`: the model of an engine, whose key is then `precision`.
+    A worker loads the model in `model_dtype` and computes in `dtype`.
     """
 
     token_budget: int
@@ -115,7 +110,7 @@ class Budget(msgspec.Struct, frozen=True):
 class Compilation(msgspec.Struct, frozen=True):
     """Whether the layers are compiled, and why; None: not measured.
 
-    `compile_s` is what each process needs first. The other seconds are the least that the same texts took.
+    `compile_s` is what each process needs first; the other seconds are the least for the same texts.
     """
 
     on: bool
@@ -144,10 +139,7 @@ class EngineChoice(msgspec.Struct, frozen=True):
 
 
 class Reasons(msgspec.Struct, frozen=True):
-    """Why the choices are what they are; `exactness` compares labels with those of float32, None: not measured.
-
-    `engine` is None where none was asked for or is installed.
-    """
+    """Why the choices are what they are. None: not measured, and of `engine`: not asked for or not installed."""
 
     precision: str
     exactness: dict[str, Any] | None
@@ -171,9 +163,8 @@ class Places(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """Everything a prediction depends on, and why its choices are what they are.
 
-    `attempt` is set where the evaluations that a store held before were moved aside, and is another one each time: a
-    machine that has kept files of theirs does not take them for those of this one. `check_offsets` are the bytes of the
-    dataset where its rows with the fewest and the most tokens begin, on which every worker checks its predictor.
+    `attempt` tells evaluations apart that follow one another in a store. `check_offsets` are the bytes of the rows with
+    the fewest and the most tokens, on which every worker checks its predictor.
     """
 
     identity: Identity
@@ -209,20 +200,20 @@ def load(folder: EvaluationFolder) -> Plan:
     return decoded(content, str(folder.plan))
 
 
-def decoded(content: bytes, place: str) -> Plan:
+def decoded(content: bytes, name: str) -> Plan:
     """Return the plan that a file at `place` holds. Raises InputError when it is damaged or of another version."""
     try:
         record = json.loads(content)
         version = record.get("schema_version") if isinstance(record, dict) else None
         if version != SCHEMA_VERSION:
             raise InputError(
-                f"{place}: is of version {version}, this program reads {SCHEMA_VERSION}; {PLAN_COMMAND} --anew"
+                f"{name}: is of version {version}, this program reads {SCHEMA_VERSION}; {PLAN_COMMAND} --anew"
             )
         plan = msgspec.convert(record, Plan)
     except (ValueError, RecursionError) as error:  # as msgspec's is
-        raise InputError(f"{place}: cannot be read ({error}); {PLAN_COMMAND} --anew") from None
+        raise InputError(f"{name}: cannot be read ({error}); {PLAN_COMMAND} --anew") from None
     if plan.fingerprint != record.get("fingerprint"):
-        raise InputError(f"{place}: was edited or damaged, its fingerprint differs; {PLAN_COMMAND} --anew")
+        raise InputError(f"{name}: was edited or damaged, its fingerprint differs; {PLAN_COMMAND} --anew")
     return plan
 
 
@@ -242,21 +233,21 @@ def require_same(plan: Plan, wanted: Identity, folder: EvaluationFolder) -> None
         )
 
 
-def _differing(place: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:
+def _differing(path: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:
     for name in dict.fromkeys([*old, *new]):
         before, now = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(now, dict):
-            yield from _differing(f"{place}{name}.", before, now)
+            yield from _differing(f"{path}{name}.", before, now)
         elif isinstance(before, tuple) and isinstance(now, tuple) and (words := _told_apart(before, now)):
-            yield f"{place}{name} {words}"
+            yield f"{path}{name} {words}"
         elif before != now:
-            yield f"{place}{name} is {_shown(now)}, planned was {_shown(before)}"
+            yield f"{path}{name} is {_shown(now)}, planned was {_shown(before)}"
 
 
 def _told_apart(before: Sequence[object], now: Sequence[object]) -> str:
     """Return which values of the plan there are not and which there are besides; nothing where only their order is."""
-    lacking = ", ".join(str(each) for each in before if each not in now)
-    besides = ", ".join(str(each) for each in now if each not in before)
+    lacking = ", ".join(str(value) for value in before if value not in now)
+    besides = ", ".join(str(value) for value in now if value not in before)
     return " and ".join([*([f"lacks {lacking}"] if lacking else []), *([f"has {besides} besides"] if besides else [])])
 
 

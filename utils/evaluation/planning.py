@@ -30,7 +30,7 @@ from utils.data import DataReceipt, Rows
 from utils.evaluation import engines, rows, tuning
 from utils.evaluation.engines import Shelf
 from utils.evaluation.plan import BATCHING, Budget, Choices, Compilation, Identity, Places, Plan, Reasons
-from utils.evaluation.tuning import Known
+from utils.evaluation.tuning import Known, Load
 from utils.models import (
     LoadedModel,
     ModelSource,
@@ -146,46 +146,41 @@ def device_name(device: torch.device) -> str:
     return str(runtime(device).get_device_name(device)) if is_gpu(device) else environment.machine()["cpu"]
 
 
-def make(  # noqa: PLR0913, PLR0917  (what to plan, and what is known of it)
+def make(
     wanted: Identity, dataset: Path, loaded: LoadedModel, workers: int, shelf: Shelf, known: Known | None = None
 ) -> Plan:
-    """Return a plan for `wanted`: one pass over the dataset, and short measurements where they pay.
+    """Return a plan for `wanted`: one pass over the dataset, and short measurements where they are predicted to pay.
 
-    What they would save is predicted from what is `known`. A model that an engine computes with is converted onto
-    `shelf`.
+    Predictions rest on what is `known`. The model of an engine is written to `shelf`.
     """
-    known = known or Known()
     max_length, _ = effective_max_length(loaded, wanted.max_length)
     extremes = rows.Extremes(CHECK_EXTREMES, lambda texts: tokenize(loaded.tokenizer, texts, max_length).lengths)
     shards = tuple(rows.split(dataset, wanted, SHARD_ROWS[wanted.device], extremes))
     rows.require_planned(dataset, wanted)
-    threads = max(1, torch.get_num_threads() // workers)
-    options = PredictorOptions(max_length, _precision_of(loaded), wanted.token_budget)
-    check_texts = rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS)
-    predictor = Predictor(loaded.model, loaded.tokenizer, options, check_texts)
-    texts = rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS)
-    token_s = tuning.seconds_per_token(predictor, texts)
-    whole_s = token_s * extremes.tokens
-    sample = rows.first_rows(dataset, shards, SAMPLE_ROWS)
-    chosen = _precision(wanted, loaded, predictor, (sample, check_texts), (whole_s, extremes.tokens), known)
-    if (chosen.options.precision, chosen.options.packs) != (options.precision, options.packs):
-        predictor = Predictor(loaded.model, loaded.tokenizer, chosen.options, check_texts)
-        token_s = tuning.seconds_per_token(predictor, texts)  # what the rest of the plan costs and saves is in this one
-        whole_s = token_s * extremes.tokens
-    engine = _engine(wanted, loaded, predictor, chosen, whole_s / workers, shelf)
+    planner = _Planner(
+        wanted,
+        loaded,
+        rows.first_rows(dataset, shards, SAMPLE_ROWS),
+        rows.first_texts(dataset, shards, tuning.SAMPLE_ROWS),
+        rows.check_texts(dataset, shards, extremes.offsets, CHECK_TEXTS),
+        known or Known(),
+    )
+    predictor = planner.predictor(PredictorOptions(max_length, _precision_of(loaded), wanted.token_budget))
+    load = planner.load(predictor, extremes.tokens)
+    chosen = planner.precision(predictor, load)
+    if replace(chosen.options, guard_margin=0.0) != predictor.options:
+        predictor = planner.predictor(chosen.options)
+        load = planner.load(predictor, extremes.tokens)  # what the rest of the plan costs and saves is in this one
+    engine = planner.engine(predictor, chosen, load.shared(workers), shelf)
     if engine and engine.predictor and engine.report:
         predictor = engine.predictor
         chosen = replace(chosen, options=predictor.options, report=engine.report)
-        token_s = tuning.seconds_per_token(predictor, texts)
-        whole_s = token_s * extremes.tokens
-    budget = _budget(wanted, predictor, texts, (whole_s, token_s))
+        load = planner.load(predictor, extremes.tokens)
+    budget = planner.budget(predictor, load)
     predictor = predictor.with_token_budget(budget.token_budget)
-    if engine and engine.predictor:
-        compiled = Compilation(False, "not compiled: a converted model computes")
-    else:
-        share = (whole_s / workers, extremes.tokens / workers)
-        compiled = _compilation(wanted, loaded, predictor, (check_texts, texts), share, known)
-    guard = _guard(wanted, loaded, predictor, texts, chosen)
+    compiled = Compilation(False, "not compiled: a converted model computes")
+    if not (engine and engine.predictor):
+        compiled = planner.compilation(predictor, load.shared(workers))
     choices = Choices(
         token_budget=budget.token_budget,
         batching=BATCHING,
@@ -197,8 +192,8 @@ def make(  # noqa: PLR0913, PLR0917  (what to plan, and what is known of it)
         precision=chosen.options.precision,
         model_dtype=loaded.dtype,
         dtype=predictor.dtype,
-        guard_margin=compiled.guard(guard),
-        threads_per_worker=threads,
+        guard_margin=compiled.guard(planner.guard(predictor, chosen)),
+        threads_per_worker=max(1, torch.get_num_threads() // workers),
         converted=engine.converted if engine else None,
     )
     file = engine.file if engine else None
@@ -239,145 +234,131 @@ def _precision_of(loaded: LoadedModel) -> str:
     return "float32" if is_emulated else loaded.dtype
 
 
-def _precision(  # noqa: PLR0913, PLR0917  (of one caller, above)
-    wanted: Identity,
-    loaded: LoadedModel,
-    predictor: Predictor,
-    texts: tuple[Rows, Sequence[str]],
-    whole: tuple[float, float],
-    known: Known,
-) -> _Chosen:
-    """Return the precision that the settings allow, measured where they ask for it or where it is predicted to pay.
+@dataclass(frozen=True)
+class _Planner:
+    """Makes the choices of one plan, with texts from all over the dataset: some to measure on, some to check with."""
 
-    `same` is never another precision than that of `predictor`, the model's, but for faster kernels of float32. `whole`
-    are the seconds and the tokens of all texts.
-    """
-    options, (sample, check_texts), whole_s = predictor.options, texts, whole[0]
-    if not tasks.of(wanted.task).HAS_PREDICTED_LABELS:
-        return _unmeasured(options, f"no labels are predicted by model.task={wanted.task}")
-    if wanted.precision == "same" and options.precision != "float32":
-        if wanted.dtype == AUTO:
-            return _held_against_float32(wanted, loaded, predictor, sample, check_texts)
-        return _unmeasured(options, f"evaluation.precision=same computes in model.dtype={wanted.dtype}")
-    cost_s = PASSES * whole_s * len(sample.texts) / wanted.rows
-    if is_gpu(predictor.device):  # one text after another is bound by launch there, and far longer than in batches
-        cost_s += len(sample.texts) * tuning.seconds_alone(loaded.model, predictor, sample.texts)
-    if wanted.precision == "same" and (reason := _does_not_pay(loaded, whole, cost_s, known)):
-        guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
-        return _unmeasured(replace(options, guard_margin=guard), reason)
-    measured = _sample_of(wanted, sample, check_texts)
-    rule = rule_of(wanted.precision, wanted.min_agreement)
-    choice = choose_precision(loaded.model, loaded.tokenizer, measured, rule, options)
-    reason = f"the fastest on {len(sample.texts)} texts that evaluation.precision={wanted.precision} allows"
-    return _Chosen(choice.options, reason, choice.report, choice.reasons, replace(measured, reference=choice.reference))
+    wanted: Identity
+    loaded: LoadedModel
+    sample: Rows
+    texts: Sequence[str]
+    check_texts: Sequence[str]
+    known: Known
 
+    def predictor(self, options: PredictorOptions) -> Predictor:
+        """Return a predictor with these options, checked as each worker checks its own."""
+        return Predictor(self.loaded.model, self.loaded.tokenizer, options, self.check_texts)
 
-def _does_not_pay(loaded: LoadedModel, whole: tuple[float, float], cost_s: float, known: Known) -> str | None:
-    """Return why faster kernels of float32 are not tried, which takes `cost_s`; None where that is predicted to pay."""
-    whole_s, tokens = whole
-    if whole_s <= cost_s:
-        return f"that would take about {cost_s:.0f} s, all texts about {whole_s:.0f} s"
-    saved = tuning.saved_by_kernels(loaded.model, loaded.device, tokens, whole_s, known.limits())
-    if isinstance(saved, Missing):
-        return saved.reason
-    if saved.value > cost_s:
-        return None
-    ends = f"{saved.value:.0f} s [{saved.low:.0f}, {saved.high:.0f}]"
-    return f"that would take about {cost_s:.0f} s, and is predicted to save {ends} of {whole_s:.0f} s"
+    def load(self, predictor: Predictor, tokens: int) -> Load:
+        """Return the work of all texts in this predictor."""
+        return Load(tokens, tuning.seconds_per_token(predictor, self.texts))
 
+    def precision(self, predictor: Predictor, load: Load) -> _Chosen:
+        """Return the precision that the settings allow, measured where they ask for it or that is predicted to pay.
 
-def _held_against_float32(
-    wanted: Identity, loaded: LoadedModel, predictor: Predictor, sample: Rows, check_texts: Sequence[str]
-) -> _Chosen:
-    """Return the half precision of the model, as far as it keeps the labels of float32 on the sample, else float32.
+        `same` stays with the model's precision, that of `predictor`, or takes faster kernels of float32.
+        """
+        wanted, options = self.wanted, predictor.options
+        if not tasks.of(wanted.task).HAS_PREDICTED_LABELS:
+            return _unmeasured(options, f"no labels are predicted by model.task={wanted.task}")
+        if wanted.precision == "same" and options.precision != "float32":
+            if wanted.dtype == AUTO:
+                return self._held_against_float32(predictor)
+            return _unmeasured(options, f"evaluation.precision=same computes in model.dtype={wanted.dtype}")
+        texts = self.sample.texts
+        cost_s = PASSES * load.seconds * len(texts) / wanted.rows
+        if is_gpu(predictor.device):  # one text after another is bound by launch there, and far longer than in batches
+            cost_s += len(texts) * tuning.seconds_alone(self.loaded.model, predictor, texts)
+        if wanted.precision == "same" and (reason := self._does_not_pay(load, cost_s)):
+            guard = same_guard(predictor.check.max_abs_difference, predictor.check.largest_logit)
+            return _unmeasured(replace(options, guard_margin=guard), reason)
+        measured = self._measured()
+        rule = rule_of(wanted.precision, wanted.min_agreement)
+        choice = choose_precision(self.loaded.model, self.loaded.tokenizer, measured, rule, options)
+        reason = f"the fastest on {len(texts)} texts that evaluation.precision={wanted.precision} allows"
+        measured = replace(measured, reference=choice.reference)
+        return _Chosen(choice.options, reason, choice.report, choice.reasons, measured)
 
-    What agrees too seldom as it is has its near ties computed again in float32, if that is enough. The labels of
-    float32 are those of batches with near ties one text at a time: a sample that goes through a GPU text by text waits
-    for its launches.
-    """
-    own = predictor.options.precision
-    if not has_room_for_float32(loaded):
-        doubt = f"labels in {own} were not held against float32, for which there is no memory beside it"
-        return replace(_unmeasured(predictor.options, doubt), labels_doubt=doubt)
-    exact = predictor.exact
-    measured = _sample_of(wanted, sample, check_texts)
-    measured = replace(measured, reference=exact.predict(sample.texts).logits)
-    rule = rule_of("fastest", wanted.min_agreement)
-    try:
-        choice = choose_precision(
-            loaded.model, loaded.tokenizer, measured, rule, predictor.options, precisions=[PRECISIONS[own]]
-        )
-    except ValueError as error:
-        options = replace(exact.options, token_budget=predictor.options.token_budget)
-        doubt = f"the whole dataset is computed in float32, by model.dtype=auto: {error}"
-        return _Chosen(options, doubt, labels_doubt=doubt)
-    reason = f"{own} by model.dtype=auto, held against float32 on {len(sample.texts)} texts"
-    return _Chosen(choice.options, reason, choice.report, choice.reasons)
+    def _does_not_pay(self, load: Load, cost_s: float) -> str | None:
+        """Return why faster kernels of float32 are not tried at this cost; None where that is predicted to pay."""
+        if load.seconds <= cost_s:
+            return f"that would take about {cost_s:.0f} s, all texts about {load.seconds:.0f} s"
+        saved = tuning.saved_by_kernels(self.loaded.model, self.loaded.device, load, self.known.limits())
+        if isinstance(saved, Missing):
+            return saved.reason
+        if saved.value > cost_s:
+            return None
+        ends = f"{saved.value:.0f} s [{saved.low:.0f}, {saved.high:.0f}]"
+        return f"that would take about {cost_s:.0f} s, and is predicted to save {ends} of {load.seconds:.0f} s"
 
+    def _held_against_float32(self, predictor: Predictor) -> _Chosen:
+        """Return the half precision of the model, as far as it keeps the labels of float32, else float32.
 
-def _sample_of(wanted: Identity, sample: Rows, check_texts: Sequence[str]) -> Sample:
-    labels = None if sample.labels is None else sample.labels.tolist()
-    return Sample(sample.texts, labels, is_all=len(sample.texts) == wanted.rows, check_texts=check_texts)
+        What agrees too seldom has near ties computed again in float32, if that is enough. The reference is computed in
+        batches: a GPU that gets one text at a time waits for its launches.
+        """
+        loaded, own = self.loaded, predictor.options.precision
+        if not has_room_for_float32(loaded):
+            doubt = f"labels in {own} were not held against float32, for which there is no memory beside it"
+            return replace(_unmeasured(predictor.options, doubt), labels_doubt=doubt)
+        exact = predictor.exact
+        measured = replace(self._measured(), reference=exact.predict(self.sample.texts).logits)
+        rule = rule_of("fastest", self.wanted.min_agreement)
+        try:
+            choice = choose_precision(
+                loaded.model, loaded.tokenizer, measured, rule, predictor.options, precisions=[PRECISIONS[own]]
+            )
+        except ValueError as error:
+            options = replace(exact.options, token_budget=predictor.options.token_budget)
+            doubt = f"the whole dataset is computed in float32, by model.dtype=auto: {error}"
+            return _Chosen(options, doubt, labels_doubt=doubt)
+        reason = f"{own} by model.dtype=auto, held against float32 on {len(self.sample.texts)} texts"
+        return _Chosen(choice.options, reason, choice.report, choice.reasons)
 
+    def _measured(self) -> Sample:
+        """Return the sample that precisions are measured on."""
+        rows = self.sample
+        labels = None if rows.labels is None else rows.labels.tolist()
+        return Sample(rows.texts, labels, is_all=len(rows.texts) == self.wanted.rows, check_texts=self.check_texts)
 
-def _engine(
-    wanted: Identity, loaded: LoadedModel, own: Predictor, chosen: _Chosen, whole_s: float, shelf: Shelf
-) -> engines.Chosen | None:
-    """Return the engine that computes in place of `own`, or why none does; None where the settings ask for ours."""
-    if wanted.precision == "same" or chosen.sample is None or wanted.compile == "on":
-        return None
-    rule = rule_of(wanted.precision, wanted.min_agreement)
-    return engines.choose(own, loaded, chosen.sample, rule, whole_s, shelf)
+    def engine(self, own: Predictor, chosen: _Chosen, load: Load, shelf: Shelf) -> engines.Chosen | None:
+        """Return the engine that computes in place of `own`, or why none does; None where none may."""
+        if self.wanted.precision == "same" or chosen.sample is None or self.wanted.compile == "on":
+            return None
+        rule = rule_of(self.wanted.precision, self.wanted.min_agreement)
+        return engines.choose(own, self.loaded, chosen.sample, rule, load.seconds, shelf)
 
+    def guard(self, predictor: Predictor, chosen: _Chosen) -> float:
+        """Return the margin below which a row is computed again: the chosen one, widened for full batches."""
+        margin = chosen.options.guard_margin
+        if not margin:
+            return margin
+        seen = chosen.report.max_abs_logit_difference if chosen.report else 0.0
 
-def _guard(wanted: Identity, loaded: LoadedModel, predictor: Predictor, texts: Sequence[str], chosen: _Chosen) -> float:
-    """Return the margin below which a row is computed again: the chosen one, or a wider one for full batches.
+        def widened(difference: float, _largest: float) -> float:
+            return margin * difference / seen if seen else 2 * difference
 
-    It grows by as much as the largest difference in batches of the chosen budget exceeds that of the sample.
-    """
-    margin = chosen.options.guard_margin
-    if not margin:
-        return margin
-    seen = chosen.report.max_abs_logit_difference if chosen.report else 0.0
+        is_exact = self.wanted.precision == "same" and PRECISIONS[chosen.options.precision].keeps_weights
+        rule = same_guard if is_exact else widened
+        return max(margin, tuning.guard_in_full_batches(predictor, self.loaded.model, self.texts, rule))
 
-    def widened(difference: float, _largest: float) -> float:
-        return margin * difference / seen if seen else 2 * difference
+    def budget(self, predictor: Predictor, load: Load) -> Budget:
+        """Return the tokens per batch."""
+        if self.wanted.token_budget is not None:
+            return Budget(self.wanted.token_budget, "evaluation.token_budget")
+        return tuning.choose_budget(predictor, self.texts, load)
 
-    is_exact = wanted.precision == "same" and PRECISIONS[chosen.options.precision].keeps_weights
-    rule = same_guard if is_exact else widened
-    return max(margin, tuning.guard_in_full_batches(predictor, loaded.model, texts, rule))
+    def compilation(self, predictor: Predictor, load: Load) -> Compilation:
+        """Return whether the layers are compiled; `load` is a worker's share."""
+        lengths = predictor.tokenize(self.texts).lengths
+        measured = self.texts[: int(np.searchsorted(np.cumsum(lengths), tuning.MEASURED_TOKENS)) + 1]
+
+        def compiled() -> Predictor:
+            return self.predictor(replace(predictor.options, compile=True))
+
+        foreseen = functools.partial(tuning.saved_by_compiling, predictor, self.loaded.model, load, self.known)
+        return tuning.choose_compilation(self.wanted.compile, predictor, compiled, measured, load, foreseen)
 
 
 def _unmeasured(options: PredictorOptions, reason: str) -> _Chosen:
     return _Chosen(options, f"not measured: {reason}")
-
-
-def _budget(wanted: Identity, predictor: Predictor, texts: Sequence[str], seconds: tuple[float, float]) -> Budget:
-    """Return the tokens per batch; `seconds` are those of all texts and those of a token."""
-    if wanted.token_budget is not None:
-        return Budget(wanted.token_budget, "evaluation.token_budget")
-    return tuning.choose_budget(predictor, texts, *seconds)
-
-
-def _compilation(  # noqa: PLR0913, PLR0917  (of one caller, above)
-    wanted: Identity,
-    loaded: LoadedModel,
-    predictor: Predictor,
-    texts: tuple[Sequence[str], Sequence[str]],
-    share: tuple[float, float],
-    known: Known,
-) -> Compilation:
-    """Return whether the layers are compiled in an evaluation of which this is a worker's share, in seconds and tokens.
-
-    `texts` are those of the self-check and some to measure on.
-    """
-    (check_texts, sample), (whole_s, tokens) = texts, share
-    lengths = predictor.tokenize(sample).lengths
-
-    def compiled() -> Predictor:
-        return Predictor(loaded.model, loaded.tokenizer, replace(predictor.options, compile=True), check_texts)
-
-    measured = sample[: int(np.searchsorted(np.cumsum(lengths), tuning.MEASURED_TOKENS)) + 1]
-    foreseen = functools.partial(tuning.saved_by_compiling, predictor, loaded.model, tokens, whole_s, known)
-    token_s = whole_s / max(1.0, tokens)
-    return tuning.choose_compilation(wanted.compile, predictor, compiled, measured, whole_s, token_s, foreseen)

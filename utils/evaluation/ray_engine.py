@@ -1,7 +1,6 @@
 """Have shards predicted by actors of Ray: on this machine, or on the cluster that RAY_ADDRESS names.
 
-Ray finds the machines, brings them this project, starts a worker again elsewhere when its process or machine is gone,
-and asks it again for what it had. Doing a shard twice is harmless, which its commit sees to.
+Ray brings this project to the machines, restarts a worker that is gone, and asks it again. A shard may be done twice.
 """
 
 import contextlib
@@ -130,10 +129,9 @@ def distribute(
     wait_for_others: bool,
     note: Callable[[str], None],
 ) -> Iterator[Receipt]:
-    """Yield a receipt for each shard, which goes to a worker that has its model; what goes wrong in one is tried anew.
+    """Yield a receipt for each shard, which goes to a worker that has its model; a failure is tried again.
 
-    Raises the PipelineError of a worker at once, and one of its own when a shard has failed or lost its worker too
-    often.
+    Raises a worker's PipelineError at once, and one of its own when a shard has failed or lost its worker too often.
     """
     waiting, failures = deque(pending), Counter[int]()
     asked: dict[futures.Future[list[Receipt]], tuple[Any, list[int]]] = {
@@ -203,8 +201,8 @@ class Needs:
 
     def that_fit(self, resources: dict[str, float]) -> int:
         """Return how many workers the cluster has room for now, at least 1: it may grow."""
-        name, each = ("GPU", self.gpus) if self.gpus else ("CPU", self.cpus)
-        return max(1, math.floor(resources.get(name, 0) / each + 1e-9))
+        name, share = ("GPU", self.gpus) if self.gpus else ("CPU", self.cpus)
+        return max(1, math.floor(resources.get(name, 0) / share + 1e-9))
 
 
 @contextlib.contextmanager

@@ -17,11 +17,7 @@ RESTORE = f"restore what was planned for, or {DOWNLOAD} and evaluate anew"
 
 
 class Extremes:
-    """The rows with the shortest and with the longest texts of all that it is shown, by tokens, `count` of each.
-
-    `lengths_of` gives the tokens of texts; `tokens` are those of all. Characters would not do: a short text of rare
-    characters may have the most tokens.
-    """
+    """The `count` rows with the fewest and with the most tokens of all that it sees; `tokens` are those of all."""
 
     def __init__(self, count: int, lengths_of: Callable[[Sequence[str]], np.ndarray]) -> None:
         self._count, self._lengths_of = count, lengths_of
@@ -37,11 +33,11 @@ class Extremes:
             raise PipelineError(f"{span(rows[0].row_id, rows[-1].row_id)}: {error}") from error
         self.tokens += int(lengths.sum())
         for row, length in zip(rows, lengths.tolist(), strict=True):
-            for kept, place in ((self._shortest, -length), (self._longest, length)):
+            for kept, key in ((self._shortest, -length), (self._longest, length)):
                 if len(kept) < self._count:
-                    heapq.heappush(kept, (place, row.offset))
-                elif place > kept[0][0]:
-                    heapq.heapreplace(kept, (place, row.offset))
+                    heapq.heappush(kept, (key, row.offset))
+                elif key > kept[0][0]:
+                    heapq.heapreplace(kept, (key, row.offset))
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -60,10 +56,9 @@ def seeded_order(dataset_rows: int, seed: int) -> np.ndarray:
 
 
 def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | None = None) -> Iterator[Shard]:
-    """Yield consecutive shards of at most `shard_rows` rows that cover the evaluated rows once, in one pass.
+    """Yield consecutive shards of at most `shard_rows` rows, in one pass that `extremes` sees.
 
-    `extremes` is shown every row. Raises InputError when the dataset is not the one of `identity`: too short, too
-    long or with unordered row ids.
+    Raises InputError when the dataset is not the one of `identity`: too short, too long or with unordered row ids.
     """
     positions = evaluated_positions(identity.dataset_rows, identity.rows, identity.sample_seed)
     chosen = _chosen(scan(path), positions)
@@ -89,12 +84,12 @@ def split(path: Path, identity: Identity, shard_rows: int, extremes: Extremes | 
 def require_planned(path: Path, identity: Identity) -> None:
     """Raise InputError unless the dataset at `path` has just the bytes that are planned for."""
     try:
-        found = contents.sha256(path)
+        digest = contents.sha256(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
-    if found != identity.dataset_sha256:
+    if digest != identity.dataset_sha256:
         raise InputError(
-            f"{path}: has changed under the evaluation (sha256 {found[:12]}, planned was "
+            f"{path}: has changed under the evaluation (sha256 {digest[:12]}, planned was "
             f"{identity.dataset_sha256[:12]}); {RESTORE}"
         )
 
@@ -113,9 +108,9 @@ def read(path: Path, shard: Shard, positions: np.ndarray | None) -> Rows:
 
 def first_rows(path: Path, shards: Sequence[Shard], rows: int) -> Rows:
     """Return about `rows` rows, from the starts of shards that are spread over the dataset."""
-    chosen = [shards[index] for index in sorted({round(each) for each in np.linspace(0, len(shards) - 1, 16)})]
-    each = -(-rows // len(chosen))
-    return Rows.of([row for shard in chosen for row in islice(scan(path, shard.offset), min(each, shard.rows))])
+    chosen = [shards[number] for number in sorted({round(index) for index in np.linspace(0, len(shards) - 1, 16)})]
+    count = -(-rows // len(chosen))
+    return Rows.of([row for shard in chosen for row in islice(scan(path, shard.offset), min(count, shard.rows))])
 
 
 def first_texts(path: Path, shards: Sequence[Shard], rows: int) -> Sequence[str]:

@@ -32,9 +32,8 @@ SHARDS = re.compile(r"(\d{1,6})/(\d{1,6})")
 def evaluate(run: Run, loaded: LoadedModel, receipt: DataReceipt, known: Known | None = None) -> FullDataset:
     """Return the metrics over all rows, or over the seeded sample that the settings ask for.
 
-    `known` is what was measured before, which planning rests on; None: the limits of the machine, measured if needed.
-
-    The plan of an earlier attempt, with the shards it has finished, is kept if it is one for the same work.
+    `known` is what was measured before; None: the limits of the machine. A plan for the same work is kept, with its
+    shards.
     """
     folder = _shared_folder(run)
     wanted = planning.identity(run.config, receipt, loaded.source)
@@ -54,9 +53,9 @@ def make_room(run: Run) -> None:
 
 
 def kept_plan(run: Run, wanted: plans.Identity, anew: bool) -> plans.Plan | None:
-    """Return the plan that is there, None where there is none, the store lacks it, or `anew` has moved it aside.
+    """Return the plan for `wanted` that is there; None where there is none, or `anew` has moved it aside.
 
-    Raises InputError when it is for something else than `wanted`, or damaged.
+    Raises InputError when it is damaged or for something else.
     """
     if anew:
         if aside := _set_aside(run):
@@ -106,7 +105,7 @@ def _limits(run: Run, loaded: LoadedModel) -> ceilings.Ceilings:
 def planned(run: Run, wanted: plans.Identity, *, computes: bool) -> plans.Plan:
     """Return the plan that is there. Raises InputError when there is none, or one for something else.
 
-    Only who `computes` with it here needs the processor and the versions that it was made with.
+    Processor and versions must be the planned ones only where it `computes` here.
     """
     folder = _shared_folder(run)
     made = plans.load(folder)
@@ -117,10 +116,7 @@ def planned(run: Run, wanted: plans.Identity, *, computes: bool) -> plans.Plan:
 
 
 def predict(run: Run, made: plans.Plan, shards: str | None = None, loaded: LoadedModel | None = None) -> None:
-    """Predict the shards of the plan, or those that `shards`, such as "0/4", leaves to this runner, as far as missing.
-
-    Here it uses `loaded`, or loads the model; workers of Ray have a model of their own.
-    """
+    """Predict what is missing of the plan, or of the share `shards` ("0/4"), with `loaded` unless Ray does it."""
     chosen = _share(len(made.shards), shards)
     with host_threads(made.choices.threads_per_worker):
         executor = _executor(run, made, loaded)
@@ -238,7 +234,7 @@ def _closed(store: Storage | None) -> str | None:
     return f"no engine was tried: {store.url} would not bring its model to other machines" if store else None
 
 
-def told(run: Run, made: plans.Plan) -> dict[str, Any]:
+def summary(run: Run, made: plans.Plan) -> dict[str, Any]:
     """Return the plan as --json prints it: where it lies, how much there is to predict, and how much is left."""
     folder = _folder(run)
     done = sum(folder.part(shard).exists() for shard in range(len(made.shards)))
@@ -257,7 +253,7 @@ def _folder(run: Run) -> EvaluationFolder:
 
 
 def _shared_folder(run: Run) -> EvaluationFolder:
-    """Return the folder, with the plan of the store where it has none or one that was replaced there.
+    """Return the folder, with the plan of the store where it has none or a replaced one.
 
     Raises InputError when the two are plans for different things.
     """
@@ -290,8 +286,8 @@ def _set_aside(run: Run) -> str | None:
         raise InputError(
             f"{folder.path}: is not an evaluation of ours; nothing was moved. Choose another output.results_dir"
         )
-    places = [set_aside([_folder(run).path], run.layout), store and store.set_aside()]
-    return " and ".join(str(place) for place in places if place) or None
+    paths = [set_aside([_folder(run).path], run.layout), store and store.set_aside()]
+    return " and ".join(str(path) for path in paths if path) or None
 
 
 def _store(run: Run) -> Storage | None:

@@ -72,10 +72,10 @@ class ShardPredictor:
                 f"the converted model of the plan is refused here: {error}; `{plan.PLAN_COMMAND} --anew`"
             ) from error
         planned = _way(choices.strategy, choices.trim, choices.compile)
-        found = _way(self._predictor.strategy, self._predictor.trim, self._predictor.compiled)
-        if found != planned:
+        way = _way(self._predictor.strategy, self._predictor.trim, self._predictor.compiled)
+        if way != planned:
             raise PipelineError(
-                f"the plan computes by the strategy '{planned}', which the self-check refuses here for '{found}'"
+                f"the plan computes by the strategy '{planned}', which the self-check refuses here for '{way}'"
                 f"{''.join(f'; {doubt}' for doubt in self._predictor.doubts)}. "
                 f"Plan on this machine, `{plan.PLAN_COMMAND} --anew`"
             )
@@ -84,7 +84,7 @@ class ShardPredictor:
     def open(cls, plan_path: Path, device: str | None = None, *, trust_remote_code: bool = False) -> "ShardPredictor":
         """Return a predictor for the plan at `plan_path`, with threads and precision of this process set as planned.
 
-        `device` is the planned kind of device where it is None.
+        `device` None: the planned kind.
         """
         folder = EvaluationFolder(plan_path.parent)
         made = plan.load(folder)
@@ -102,18 +102,16 @@ class ShardPredictor:
         return cls(made, folder, loaded)
 
     def predict_shard(self, shard_id: int, *, wait: bool = False) -> Receipt:
-        """Return the receipt of a shard after it is committed, by this call or an earlier one.
+        """Return the receipt of a shard after it is committed, now or before.
 
-        One that another runner has claimed is left to it; with `wait`, until that runner is done or dead. A runner
-        that cannot see the claim predicts the same bytes.
+        A shard claimed by another runner is left to it, or with `wait` waited for.
         """
         return next(self._predict([shard_id], wait))
 
     def predict_shards(self, shard_ids: Iterable[int], wait: bool = False) -> Iterator[Receipt]:
         """Yield a receipt for each shard, as `predict_shard` does; on a GPU the next is tokenized meanwhile.
 
-        A shard that needs no work gets its receipt when there is one that does, or at the end. With `wait` one comes
-        after another.
+        With `wait` one comes after another.
         """
         if wait:  # for a claim while holding another: that could be for ever
             return (self.predict_shard(shard, wait=True) for shard in shard_ids)
@@ -151,9 +149,9 @@ class ShardPredictor:
                 settled.append(_receipt(self._task, part, "kept", 0.0))
 
     def _texts(self, shards: Iterable["_Begun"], begun: deque["_Begun"]) -> Iterator[Sequence[str]]:
-        for each in shards:
-            begun.append(each)
-            yield each.rows.texts
+        for shard in shards:
+            begun.append(shard)
+            yield shard.rows.texts
 
     def _commit(self, begun: "_Begun", prediction: Prediction, meter: MemoryMeter) -> Receipt:
         prediction, out_of_memory = self._unhalved(begun, prediction)
@@ -190,8 +188,7 @@ class ShardPredictor:
     def _unhalved(self, begun: "_Begun", prediction: Prediction) -> tuple[Prediction, int]:
         """Return the prediction in the planned batches, and how often memory ran out on the way.
 
-        Halved batches may differ from the planned ones in the last digits, and then a part would depend on what else
-        ran beside it. So they are thrown away and tried again; if memory stays short the evaluation stops.
+        Halved batches may round differently, so they are tried again. Raises PipelineError if memory stays short.
         """
         failures = 0
         while prediction.halvings:
@@ -218,10 +215,10 @@ class _Begun:
 
 def _require_planned_machine(made: plan.Plan, device: torch.device) -> None:
     """Raise InputError where bytes may differ from those of the planning machine: by processor, packages or code."""
-    found = plan.differences(made.identity, structs.replace(made.identity, **planning.machine(device)))
-    if found:
+    differing = plan.differences(made.identity, structs.replace(made.identity, **planning.machine(device)))
+    if differing:
         raise InputError(
-            f"{platform.node()} is not such a machine as was planned for: {'; '.join(found)}. Workers need the "
+            f"{platform.node()} is not such a machine as was planned for: {'; '.join(differing)}. Workers need the "
             "processor, the packages, the settings and the code of the machine that planned: bring its environment "
             f"here, or plan on a machine like the workers, `{plan.PLAN_COMMAND} --anew`"
         )
@@ -247,10 +244,7 @@ def _explained(predictions: Iterator[Prediction], begun: deque[_Begun]) -> Itera
 
 @contextlib.contextmanager
 def _claimed(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold the lock at `path` in the block, and tell whether the shard is ours; where nothing can be locked it is.
-
-    With `wait` it is ours too once another has held it for `CLAIMED_S`.
-    """
+    """Hold the lock at `path`, and tell whether the shard is ours: also without locks, or after waiting `CLAIMED_S`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=CLAIMED_S if wait else 0, fallback_to_soft=False)
     try:

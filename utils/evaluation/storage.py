@@ -1,7 +1,7 @@
 """Share an evaluation through a store that many machines reach by URL: object storage, or a folder.
 
-The store holds the files of the evaluation's folder under their own names, each all or nothing: an object appears with
-its last byte. One that is damaged all the same proves itself so where it is read, and is predicted again.
+The store holds the files of the evaluation's folder under their own names, each all or nothing. A damaged one is found
+when it is read, and predicted again.
 """
 
 import glob
@@ -61,10 +61,7 @@ class Storage:
         return plans.decoded(content, f"{self.url}/{PLAN}")
 
     def set_aside(self) -> str | None:
-        """Move plan, parts and costs to `previous/<UTC>/` of the store; return its URL, None when nothing was there.
-
-        The plan goes last: as long as it is there, what is left of its parts is in use.
-        """
+        """Move parts, costs and plan to `previous/<UTC>/` of the store; return its URL, None if it was empty."""
         present = self._names("")
         ours = [[name for name in present if OF_A_PLAN.fullmatch(name)], [name for name in present if name == PLAN]]
         if not any(ours):
@@ -84,7 +81,7 @@ class Storage:
         return files.sha256_of(earlier)[:16] if earlier else None
 
     def push_plan(self, folder: EvaluationFolder) -> plans.Plan | None:
-        """Copy dataset, model and plan into the store; where the plan is, the others are, whole.
+        """Copy dataset, model and plan into the store, the plan last.
 
         Where another planner was first, its plan stays, replaces that in `folder`, and is returned.
         """
@@ -103,15 +100,15 @@ class Storage:
         self.pull_plan(folder)
         return theirs
 
-    def fetch_inputs(self, place: Path) -> Path:
-        """Return the path of a plan below `place`: the plan of the store, with copies of its dataset and model.
+    def fetch_inputs(self, root: Path) -> Path:
+        """Return the path of the store's plan below `root`, with copies of its dataset and model.
 
         Raises InputError when there is none, or when the copies are not what was planned.
         """
-        with FileLock(place / ".inputs.lock", timeout=FETCHED_S, fallback_to_soft=False):
-            self.pull_plan(EvaluationFolder(place))
-            made = plans.load(EvaluationFolder(place))
-            folder = EvaluationFolder(place / f"evaluation-{made.fingerprint[:16]}")
+        with FileLock(root / ".inputs.lock", timeout=FETCHED_S, fallback_to_soft=False):
+            self.pull_plan(EvaluationFolder(root))
+            made = plans.load(EvaluationFolder(root))
+            folder = EvaluationFolder(root / f"evaluation-{made.fingerprint[:16]}")
             if not folder.plan.exists():
                 places = self._fetched(made, folder.path)
                 plans.save(structs.replace(made, places=places), folder)  # last: where it is, the copies are
@@ -120,12 +117,12 @@ class Storage:
     def pull(self, folder: EvaluationFolder, shards: Sequence[int]) -> set[int]:
         """Copy the parts into `folder` that it lacks and the store has; return the ids of their shards."""
         absent = [shard for shard in shards if not (folder.part(shard).exists() and folder.cost(shard).exists())]
-        found: set[int] = set()
+        pulled: set[int] = set()
         for start in range(0, len(absent), AT_ONCE):
             some = absent[start : start + AT_ONCE]
             got = self._get({path.name: path for shard in some for path in (folder.cost(shard), folder.part(shard))})
-            found |= {shard for shard in some if folder.part(shard).name in got}
-        return found
+            pulled |= {shard for shard in some if folder.part(shard).name in got}
+        return pulled
 
     def push(self, folder: EvaluationFolder, receipt: Receipt, pulled: set[int]) -> None:
         """Copy what a shard left into the store, the part last, unless the store has it or another runner brings it."""
@@ -155,25 +152,25 @@ class Storage:
     def _get(self, paths: Mapping[str, Path]) -> set[str]:
         """Copy those of the named files to their paths that are there; return their names."""
         names = {self._at(name): name for name in paths}
-        found = self._system.cat(list(names), on_error="return") if names else {}
-        for where, content in found.items():
+        contents = self._system.cat(list(names), on_error="return") if names else {}
+        for where, content in contents.items():
             if isinstance(content, FileNotFoundError):
                 continue
             if isinstance(content, Exception):
                 raise content
             files.write_bytes(paths[names[where]], content)
-        return {names[where] for where, content in found.items() if not isinstance(content, Exception)}
+        return {names[where] for where, content in contents.items() if not isinstance(content, Exception)}
 
     def _names(self, folder: str) -> list[str]:
         """Return the names of what is in a folder of the store, in order."""
         self._system.invalidate_cache()  # another machine may have written there
         try:
-            return sorted(Path(each).name for each in self._system.ls(self._at(folder).rstrip("/"), detail=False))
+            return sorted(Path(path).name for path in self._system.ls(self._at(folder).rstrip("/"), detail=False))
         except FileNotFoundError:
             return []
 
     def _move(self, names: Sequence[str], folder: str) -> None:
-        sources, targets = ([self._at(f"{place}{name}") for name in names] for place in ("", f"{folder}/"))
+        sources, targets = ([self._at(f"{prefix}{name}") for name in names] for prefix in ("", f"{folder}/"))
         if self._is_local:
             Path(self._at(folder)).mkdir(parents=True, exist_ok=True)
             for source, target in zip(sources, targets, strict=True):
@@ -203,8 +200,7 @@ class Storage:
     def _put_first(self, path: Path, name: str) -> bool:
         """Copy a file into the store unless one of the name is there; tell whether it was the first.
 
-        On a disk, and where the store can, that is one operation; elsewhere two that write at once are seen when the
-        store is read again.
+        That is one operation where the store has it; else two that write at once are seen when it is read again.
         """
         with files.naming(path):
             where, content = self._at(name), path.read_bytes()

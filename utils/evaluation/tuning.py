@@ -1,7 +1,7 @@
 """Choose tokens per batch, and whether layers are compiled, by measuring where it is predicted to save what it takes.
 
-What a change saves is predicted from what is known before it is tried: the measured limits of the machine, a smaller
-batch, what a trial of step 02 or a published measurement gained. Nothing is tried because an evaluation is long.
+Savings are predicted from the measured limits of the machine, a smaller batch, a trial of step 02, or a published
+measurement.
 """
 
 import time
@@ -16,7 +16,7 @@ from boundby.formatting import Missing
 from boundby.inference import BUDGET_ROUNDS as SEARCH_ROUNDS
 from boundby.inference import (
     Predictor,
-    can_prepare,
+    can_prepack,
     check_rows,
     compile_seconds,
     in_dtype,
@@ -35,9 +35,9 @@ ALONE = 16  # texts that are timed one by one
 BATCHES = 2  # full ones of the largest budget that the texts of a search must make
 LEAST_BUDGET = 256
 SMALLER = 4  # times fewer tokens in the batch that tells what a batch costs beside its tokens
-# Shares of the time that prepared weights save on a CPU: 0.11 to 0.16 were measured (docs/decisions.md, and
+# Shares of the time that prepacked weights save on a CPU: 0.11 to 0.16 were measured (docs/decisions.md, and
 # docs/measurements/2026-11-23-cpu-variants.md).
-PREPARED = Interval(0.12, 0.10, 0.16)
+PREPACKED = Interval(0.12, 0.10, 0.16)
 # What compiled layers save on a CPU: gains of 0.68, 1.01, 1.03 and 1.30 were measured (docs/decisions.md). The value is
 # what that is worth where they are taken only if they save.
 COMPILED_ON_HOST = Interval(0.07, -0.47, 0.23)
@@ -51,6 +51,23 @@ class Known:
     compiled: Interval | None = None
 
 
+@dataclass(frozen=True)
+class Load:
+    """The work of an evaluation, or a worker's share of it: its tokens, and the seconds that one takes in a batch."""
+
+    tokens: float
+    token_s: float
+
+    @property
+    def seconds(self) -> float:
+        """About what it takes."""
+        return self.tokens * self.token_s
+
+    def shared(self, workers: int) -> "Load":
+        """Return the share of each of so many workers."""
+        return Load(self.tokens / workers, self.token_s)
+
+
 def product_seconds(model: Any, tokens: float, flops_per_s: float) -> float:
     """Return the least time of the products of all layers over so many tokens, at this rate; attention is not in it."""
     modules = getattr(model, "base_model", model).modules()
@@ -59,21 +76,23 @@ def product_seconds(model: Any, tokens: float, flops_per_s: float) -> float:
     return 2.0 * sum(matrix.numel() for matrix in matrices) * tokens / flops_per_s
 
 
-def saved_by_kernels(
-    model: Any, device: torch.device, tokens: float, whole_s: float, limits: Ceilings | None
-) -> Interval | Missing:
-    """Return the seconds that other kernels of float32 are predicted to save of `whole_s`, for so many tokens.
+def saved_by_kernels(model: Any, device: torch.device, load: Load, limits: Ceilings | None) -> Interval | Missing:
+    """Return the seconds that other kernels of float32 are predicted to save of the load.
 
-    By the limits of products: the time that they take at least, over the ratio of both limits. They may take all of
-    `whole_s`, which is the upper end. By weights that are laid out anew on a CPU: what that saved elsewhere.
+    Reduced-precision matmul saves by the ratio of the measured limits, prepacked weights what they saved elsewhere.
     """
-    known = [PREPARED.times(whole_s)] if can_prepare(device) else []
+    whole_s = load.seconds
+    known = [PREPACKED.times(whole_s)] if can_prepack(device) else []
     in_use = limits.configured("float32") if limits else None
     wanted = fast_float32_precision(device)
-    coarser = [each for each in limits.compute if (each.dtype, each.precision) == ("float32", wanted)] if limits else []
+    coarser = (
+        [ceiling for ceiling in limits.compute if (ceiling.dtype, ceiling.precision) == ("float32", wanted)]
+        if limits
+        else []
+    )
     if in_use and coarser and coarser[0].flops_per_s > in_use.flops_per_s:
         fast = coarser[0]
-        products_s = min(whole_s, product_seconds(model, tokens, in_use.flops_per_s))
+        products_s = min(whole_s, product_seconds(model, load.tokens, in_use.flops_per_s))
         known.append(
             Interval(
                 products_s * (1 - in_use.flops_per_s / fast.flops_per_s),
@@ -82,40 +101,34 @@ def saved_by_kernels(
             )
         )
     if known:
-        return max(known, key=lambda each: each.value)
+        return max(known, key=lambda saved: saved.value)
     return Missing(
         "no faster products of float32 were measured here" if limits else "the limits of this machine are not known"
     )
 
 
-def saved_by_compiling(
-    predictor: Predictor, model: Any, tokens: float, whole_s: float, known: Known
-) -> Interval | Missing:
-    """Return the seconds that compiled layers are predicted to save of `whole_s`, for so many tokens.
+def saved_by_compiling(predictor: Predictor, model: Any, load: Load, known: Known) -> Interval | Missing:
+    """Return the seconds that compiled layers are predicted to save of the load.
 
-    By what they gained in step 02; else on a CPU by what they saved elsewhere. On a GPU all but the products, at their
-    limit, may be saved, or nothing: half of it is what trying is worth.
+    By their gain in step 02; else on a CPU by what they saved elsewhere, on a GPU by half of all but the matmul.
     """
     if known.compiled:
         ends = (known.compiled.value, known.compiled.low, known.compiled.high)
-        return Interval(*(whole_s * (1 - 1 / gain) for gain in ends))
+        return Interval(*(load.seconds * (1 - 1 / gain) for gain in ends))
     if is_host(predictor.device):
-        return COMPILED_ON_HOST.times(whole_s)
+        return COMPILED_ON_HOST.times(load.seconds)
     limits = known.limits()
     ceiling = limits and (
         limits.best("float32") if predictor.options.precision == "float32_fast" else limits.configured(predictor.dtype)
     )
     if not ceiling:
         return Missing(f"the limit of products in {predictor.dtype} is not known")
-    rest_s = max(0.0, whole_s - product_seconds(model, tokens, ceiling.flops_per_s))
+    rest_s = max(0.0, load.seconds - product_seconds(model, load.tokens, ceiling.flops_per_s))
     return Interval(rest_s / 2, 0.0, rest_s)
 
 
 def seconds_per_token(predictor: Predictor, texts: Sequence[str]) -> float:
-    """Return about how long a token takes in a full batch of these texts, drawn at random; the first pass is cold.
-
-    A few texts alone would not fill a large GPU, on which a token would seem to take several times as long.
-    """
+    """Return about how long a token takes in a full, warm batch of these texts, drawn at random."""
     some = full_batch(predictor, texts)
     predictor.predict(some)
     prediction = predictor.predict(some)
@@ -141,22 +154,19 @@ def full_batch(predictor: Predictor, texts: Sequence[str]) -> list[str]:
 def guard_in_full_batches(predictor: Predictor, model: Any, texts: Sequence[str], guard: Callable[..., float]) -> float:
     """Return the margin below which a row is computed again: what `guard` makes of the largest difference and logit.
 
-    Some texts of a batch as full as those of the evaluation are computed one by one, too: its products may be of other
-    kernels than those of the few texts on which a precision was chosen.
+    Full batches may use other kernels than the sample, so some of their texts are computed one by one, too.
     """
     batch = full_batch(predictor, texts)
     tokens = predictor.tokenize(batch)
     rows = check_rows(tokens.lengths)
-    found = predictor.with_guard_margin(0.0).predict_tokens(tokens).logits[rows]
+    logits = predictor.with_guard_margin(0.0).predict_tokens(tokens).logits[rows]
     reference = one_by_one(in_dtype(model, torch.float32), tokens, rows)
-    return guard(float(np.abs(found - reference).max()), float(np.abs(reference).max()))
+    return guard(float(np.abs(logits - reference).max()), float(np.abs(reference).max()))
 
 
-def choose_budget(predictor: Predictor, texts: Sequence[str], whole_s: float, token_s: float) -> Budget:
-    """Return the fastest budget for texts such as these, or the usual one where a search would not pay.
-
-    `whole_s` is about what an evaluation of all texts takes, `token_s` what a token takes in a usual batch.
-    """
+def choose_budget(predictor: Predictor, texts: Sequence[str], load: Load) -> Budget:
+    """Return the fastest budget for texts such as these, or the usual one where a search would not pay."""
+    whole_s, token_s = load.seconds, load.token_s
     order = np.random.default_rng(0).permutation(len(texts))  # else the first texts would stand for all
     texts = [texts[row] for row in order]
     lengths = predictor.tokenize(texts).lengths
@@ -180,8 +190,7 @@ def choose_budget(predictor: Predictor, texts: Sequence[str], whole_s: float, to
 def _saved_by_budget(predictor: Predictor, texts: Sequence[str], budgets: Sequence[int], token_s: float) -> float:
     """Return the share of the time that the best budget is predicted to save.
 
-    A smaller batch is timed: what a token takes more in it is what a batch costs beside its tokens, which fewer batches
-    pay less often. Where a token takes less in it, a larger batch gains nothing.
+    What a token takes more in a smaller batch is the cost of a batch, which larger ones pay less often.
     """
     usual = predictor.token_budget
     smaller_s = seconds_per_token(predictor.with_token_budget(usual // SMALLER), texts)
@@ -207,19 +216,18 @@ ROUNDS = 5
 PASSES = 2 * (ROUNDS + 1)  # over the measured tokens: both ways, and once for their labels
 
 
-def choose_compilation(  # noqa: PLR0913, PLR0917  (of one caller)
+def choose_compilation(
     setting: str,
     eager: Predictor,
     compiled: Callable[[], Predictor],
     texts: Sequence[str],
-    whole_s: float,
-    token_s: float,
+    load: Load,
     foreseen: Callable[[], Interval | Missing],
 ) -> Compilation:
-    """Return whether `setting` (auto, off, on) has the layers compiled in an evaluation of `whole_s` per worker.
+    """Return whether `setting` (auto, off, on) has the layers compiled for the load of a worker.
 
-    `compiled` makes the predictor that is compiled; a token takes `token_s`, and `foreseen` are the seconds that these
-    layers are predicted to save. Raises PipelineError where `on` cannot be.
+    `compiled` makes the compiled predictor, `foreseen` the seconds it is predicted to save. Raises PipelineError where
+    `on` cannot be.
     """
     if setting == "off":
         return Compilation(False, "evaluation.compile=off")
@@ -228,15 +236,16 @@ def choose_compilation(  # noqa: PLR0913, PLR0917  (of one caller)
         raise EnvironmentLacksError(f"evaluation.compile=on: {lacking}; install it, or leave it at auto")
     if lacking:
         return Compilation(False, f"not compiled: {lacking}")
-    cost_s = compile_seconds(eager.device) + PASSES * MEASURED_TOKENS * token_s
+    whole_s = load.seconds
+    cost_s = compile_seconds(eager.device) + PASSES * MEASURED_TOKENS * load.token_s
     if setting == "auto" and whole_s <= cost_s:
         return Compilation(False, f"not measured: a worker needs about {whole_s:.0f} s, trying it about {cost_s:.0f} s")
     saved = foreseen() if setting == "auto" else None
     if isinstance(saved, Missing):
         return Compilation(False, f"not measured: {saved.reason}")
     if saved and saved.value <= cost_s:
-        told = f"trying it takes about {cost_s:.0f} s, and it is predicted to save {_seconds(saved)} of {whole_s:.0f} s"
-        return Compilation(False, f"not measured: {told} per worker")
+        cost = f"trying it takes about {cost_s:.0f} s, and it is predicted to save {_seconds(saved)} of {whole_s:.0f} s"
+        return Compilation(False, f"not measured: {cost} per worker")
     measured = _measured(setting, eager, compiled(), texts, whole_s)
     if setting == "on" and not measured.on:
         raise PipelineError(f"evaluation.compile=on: {measured.reason}; leave it at auto")
@@ -247,8 +256,8 @@ def _measured(setting: str, eager: Predictor, compiled: Predictor, texts: Sequen
     if compiled.check.compile_s is None:
         return Compilation(False, compiled.doubts[-1])
     tokens = eager.tokenize(texts)
-    expected, found = eager.predict_tokens(tokens), compiled.predict_tokens(tokens)
-    different = int((expected.labels != found.labels).sum())
+    expected, given = eager.predict_tokens(tokens), compiled.predict_tokens(tokens)
+    different = int((expected.labels != given.labels).sum())
     if different:
         return Compilation(False, f"not compiled: {different} of {len(texts)} texts get another label")
     ways = (eager, compiled)
@@ -258,18 +267,18 @@ def _measured(setting: str, eager: Predictor, compiled: Predictor, texts: Sequen
     saved = Interval(*(whole_s * (1 - 1 / factor) for factor in (gain.value, gain.low, gain.high)))
     cost_s = compiled.check.compile_s
     pays = saved.low > cost_s
-    told = f"compiling takes {cost_s:.0f} s and saves {_seconds(saved)} of about {whole_s:.0f} s per worker"
+    reason = f"compiling takes {cost_s:.0f} s and saves {_seconds(saved)} of about {whole_s:.0f} s per worker"
     if setting == "on":
-        told = f"evaluation.compile=on: {told}"
+        reason = f"evaluation.compile=on: {reason}"
     elif not pays:
-        told = f"{told}, not surely more than that"
+        reason = f"{reason}, not surely more than that"
     return Compilation(
         pays or setting == "on",
-        told,
+        reason,
         cost_s,
         compiled_s,
         eager_s,
-        float(np.abs(expected.logits - found.logits).max()),
+        float(np.abs(expected.logits - given.logits).max()),
     )
 
 

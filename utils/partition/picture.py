@@ -40,8 +40,8 @@ def _one_request(axes: Axes, plan: PartitionPlan) -> None:
         length = 1e3 * stage.compute_s / size
         axes.barh(row, length, left=now, height=0.5, color=COMPUTING, hatch="" if stage.basis == "measured" else "//")
         is_late = now > MIDDLE * plan.latency_s * 1e3 / size
-        place = (now + length, "right") if is_late else (now, "left")
-        axes.text(place[0], row - 0.29, _stage(stage, length, name), va="bottom", ha=place[1], fontsize=11)
+        anchor = (now + length, "right") if is_late else (now, "left")
+        axes.text(anchor[0], row - 0.29, _stage(stage, length, name), va="bottom", ha=anchor[1], fontsize=11)
         if stage.busy_compute_s == slowest:
             axes.barh(row, length, left=now, height=0.5, fill=False, edgecolor=ALARM, linewidth=2.5)
         now += length

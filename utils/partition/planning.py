@@ -11,7 +11,17 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from boundby import files
 from boundby.cli import typed
 from boundby.layers import ModelProfile, read_profile
-from boundby.partition import ExecutionPlanner, Infeasible, Link, Links, Objective, PartitionPlan, VirtualNode, kind_of
+from boundby.partition import (
+    ExecutionPlanner,
+    Infeasible,
+    Link,
+    Links,
+    Objective,
+    PartitionPlan,
+    VirtualNode,
+    check_names,
+    kind_of,
+)
 from utils.command import InputError
 from utils.settings import Name, Section, load
 
@@ -94,20 +104,11 @@ class NodesConfig(Section):
 
     @model_validator(mode="after")
     def _names_are_clear(self) -> Self:
-        names = [node.name for node in self.nodes]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"node {twice[0]!r} is listed twice; give each a name of its own")
-        for pair in self.links.pairs:
-            unknown = [name for name in pair.between if name not in names]
-            if unknown:
-                raise ValueError(f"links.pairs names {unknown[0]!r}, which is no node; known are {', '.join(names)}")
-            if pair.between[0] == pair.between[1]:
-                raise ValueError(f"links.pairs has a link from {pair.between[0]!r} to itself")
         ways = [tuple(pair.between) for pair in self.links.pairs]
         if len(set(ways)) < len(ways):
             again = next(way for way in ways if ways.count(way) > 1)
             raise ValueError(f"links.pairs gives {again[0]} to {again[1]} twice")
+        check_names([node.virtual() for node in self.nodes], self.link_table())
         return self
 
     def link_table(self) -> Links:
@@ -131,9 +132,9 @@ def read_profiles(given: Sequence[str]) -> Profiles:
     Raises InputError where one cannot be read or a kind has two.
     """
     profiles: Profiles = {}
-    for each in given:
-        stated = None if Path(each).exists() else WITH_KIND.fullmatch(each)
-        kind, path = (stated[1], stated[2]) if stated else (None, each)
+    for source in given:
+        stated = None if Path(source).exists() else WITH_KIND.fullmatch(source)
+        kind, path = (stated[1], stated[2]) if stated else (None, source)
         profile = _measured(path) if _is_model(Path(path)) else _read(Path(path))
         kind = kind or kind_of(profile)
         if kind in profiles:
@@ -150,7 +151,7 @@ def plan(
 ) -> tuple[PartitionPlan | None, Infeasible | None]:
     """Return the best plan, or what is missing for one. Raises InputError for what cannot be planned."""
     if (objective == "requests") != (requests is not None):
-        raise InputError("--objective requests and --requests M go together: M is how many are to be done soonest")
+        raise InputError("--objective requests and --requests M go together: M is how many requests")
     workload = settings.workload
     extra = workload.extra_live_mb
     try:
@@ -162,7 +163,7 @@ def plan(
             kv_cache_tokens=workload.kv_cache_tokens,
             batch_size=workload.batch_size,
         )
-        found = planner.generate_plan(
+        best = planner.generate_plan(
             [node.virtual() for node in settings.nodes],
             objective,
             settings.link_table(),
@@ -173,7 +174,7 @@ def plan(
         return None, missing
     except ValueError as error:
         raise InputError(str(error)) from None
-    return found, None
+    return best, None
 
 
 def for_examples(outcome: PartitionPlan | Infeasible, path: Path) -> PartitionPlan | Infeasible:
@@ -238,7 +239,7 @@ def plan_file(outcome: PartitionPlan | Infeasible, profiles: Profiles, model: st
     root = first.layers[0]
     sizes = SHAPE.match(root.input_shapes[0]) if root.input_shapes else None
     planned = PlannedModel(
-        name=_place(model or first.model_name),
+        name=_location(model or first.model_name),
         dtype=first.dtype,
         parameters=root.parameters,
         batch_size=int(sizes[1]) if sizes else 1,
@@ -272,17 +273,17 @@ def read_plan(path: Path, model: str | None = None) -> Planned:
         raise InputError(f"{path} is of an older or newer version ({version}, here {SCHEMA_VERSION}); {again} anew")
     if file.plan is None:
         raise InputError(f"{path} holds no plan to run: {file.reason}")
-    return Planned(msgspec.structs.replace(file.model, name=_place(model or file.model.name)), file.plan)
+    return Planned(msgspec.structs.replace(file.model, name=_location(model or file.model.name)), file.plan)
 
 
-def _place(model: str) -> str:
+def _location(model: str) -> str:
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _is_model(path: Path) -> bool:
     if path.exists():
         return (path / MODEL).is_file() and not any(path.glob(SUMMARIES))
-    return not path.suffix and path.name == str(path)  # a preset; what is none is told by its loader
+    return not path.suffix and path.name == str(path)  # a preset; its loader refuses what is none
 
 
 def _measured(model: str) -> ModelProfile:

@@ -1,11 +1,11 @@
-"""A plan told to a person: what it takes, who does what, what limits it, what it was chosen from; and a run of it."""
+"""A plan as text: what it takes, who does what, what limits it, and the alternatives; and a run of it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from boundby import files
 from boundby.formatting import NOTHING, clean, listed, number, times
-from boundby.partition import Alternative, Comparison, Error, Infeasible, Measured, PartitionPlan, Simulated, compare
+from boundby.partition import Comparison, Error, Infeasible, Measured, PartitionPlan, Simulated, compare
 from utils.command import InputError
 from utils.partition.planning import Planned, Profiles
 from utils.render import Block, BulletList, DefinitionList, Heading, Paragraph, Table, plain_text
@@ -35,7 +35,7 @@ def of_simulation(file: Planned, simulated: Simulated) -> str:
         ("between two of many", plan.period_s, simulated.period_s),
         (f"finish of {simulated.requests} requests", last, simulated.last_finish_s),
     ]
-    cells = [[name, _ms(formula), NOTHING if found is None else _ms(found)] for name, formula, found in rows]
+    cells = [[name, _ms(formula), NOTHING if at is None else _ms(at)] for name, formula, at in rows]
     blocks: list[Block] = [
         Paragraph(f"{_stage_count(plan)} of {clean(file.model.name)}, simulated: no process was started"),
         Table(["", "ms\nplanned", "ms\nsimulated"], cells, left=[0], caption=f"{simulated.requests} requests"),
@@ -65,8 +65,8 @@ def check_picture(path: Path | None) -> None:
 def subject(profiles: Profiles) -> str:
     """Return which model was profiled on what."""
     model = next(iter(profiles.values())).model_name
-    places = listed([f"{clean(each.device_name)} ({kind})" for kind, each in profiles.items()])
-    return f"{clean(model)}, profiled on {places}"
+    devices = listed([f"{clean(profile.device_name)} ({kind})" for kind, profile in profiles.items()])
+    return f"{clean(model)}, profiled on {devices}"
 
 
 def headline(plan: PartitionPlan) -> str:
@@ -92,9 +92,9 @@ def _plan(plan: PartitionPlan, profiles: Profiles) -> Iterator[Block]:
     yield Paragraph("What limits it:")
     yield BulletList(plan.limits[:LIMITS])
     if plan.gains:
-        yield Paragraph("What would help, each planned again (bounds; they do not multiply):")
+        yield Paragraph("What would help, each change planned by itself (upper bounds; they do not multiply):")
         yield BulletList([f"at most {times(gain.at_most)} times: {gain.change}" for gain in plan.gains])
-    yield Heading("What it was chosen from")
+    yield Heading("Alternatives")
     yield _alternatives(plan)
     for title, items in (("Notes:", plan.notes), ("Doubts:", plan.doubts)):
         if items:
@@ -135,7 +135,7 @@ def _stages(plan: PartitionPlan) -> Table:
     ]
     busy = ["ms\nbusy"] if is_slowed else []
     headers = ["node", "kind", "units", "from ... to", "ms", *busy, "times", "MB\nused", "MB\nusable"]
-    notes = ["usable: the memory of the node without its reserve and its head-room"]
+    notes = ["usable: the memory of the node minus reserve and head-room"]
     if is_slowed:
         notes.append("busy: while the other stages on the same machine compute too")
     return Table(headers, rows, left=[0, 1, 3, 5 + is_slowed], caption="Stages", notes=notes)
@@ -143,8 +143,8 @@ def _stages(plan: PartitionPlan) -> Table:
 
 def _transfers(plan: PartitionPlan) -> Table:
     rows = [
-        [clean(each.source), clean(each.target), _mb(each.size_bytes), _ms(each.seconds), each.basis]
-        for each in plan.transfers
+        [clean(sent.source), clean(sent.target), _mb(sent.size_bytes), _ms(sent.seconds), sent.basis]
+        for sent in plan.transfers
     ]
     return Table(["from", "to", "MB", "ms", "times"], rows, left=[0, 1, 4], caption="Transfers")
 
@@ -152,24 +152,20 @@ def _transfers(plan: PartitionPlan) -> Table:
 def _alternatives(plan: PartitionPlan) -> Table:
     mine = [(stage.node, len(stage.units)) for stage in plan.stages]
     rows = [["this plan", _numbers(mine), _ms(plan.value_s), "1.00"]]
-    for each in plan.alternatives:
-        ratio = NOTHING if each.value_s is None else times(each.value_s / plan.value_s) if plan.value_s else NOTHING
-        value = NOTHING if each.value_s is None else _ms(each.value_s)
-        rows.append([clean(each.name), _numbers(each.units), value, ratio])
+    for split in plan.alternatives:
+        is_comparable = split.value_s is not None and plan.value_s > 0
+        ratio = times(split.value_s / plan.value_s) if is_comparable else NOTHING
+        value = NOTHING if split.value_s is None else _ms(split.value_s)
+        rows.append([clean(split.name), _numbers(split.units), value, ratio])
     headers = ["split", "units", "ms", "times\nthis plan"]
-    return Table(headers, rows, left=[0, 1], caption=f"By {plan.meaning}", notes=list(_unfit(plan.alternatives)))
-
-
-def _unfit(alternatives: Sequence[Alternative]) -> Iterator[str]:
-    for each in alternatives:
-        if each.reason:
-            yield f"{clean(each.name)}: {clean(each.reason, 200)}"
+    unfit = [f"{clean(split.name)}: {clean(split.reason, 200)}" for split in plan.alternatives if split.reason]
+    return Table(headers, rows, left=[0, 1], caption=f"By {plan.meaning}", notes=unfit)
 
 
 def _missing(missing: Infeasible) -> Iterator[Block]:
     yield Paragraph(f"INFEASIBLE: {missing}")
     rows = [[clean(name), _mb(extra)] for name, extra in missing.extra_by_node.items()]
-    notes = ["each alone would be enough; reserve and head-room of what is added are taken into account"]
+    notes = ["each alone is enough; reserve and head-room are included"]
     yield Table(["node", "MB more"], rows, left=[0], caption="The least that would help", notes=notes)
 
 
@@ -211,22 +207,24 @@ def _run(file: Planned, measured: Measured, errors: Comparison) -> Iterator[Bloc
         ]
         for stage, alone, busy in zip(measured.stages, errors.stages, errors.busy_stages, strict=True)
     ]
-    headers = ["node", "on", "from ... to", "MB\nweights", "ms\nplanned", "ms\nfound", "%\noff"]
-    headers += ["busy ms\nplanned", "busy ms\nfound", "%\noff"]
-    notes = ["busy: with many requests in the pipeline. off: planned over found, minus one"]
+    headers = ["node", "on", "from ... to", "MB\nweights", "ms\nplanned", "ms\nmeasured", "%\nerror"]
+    headers += ["busy ms\nplanned", "busy ms\nmeasured", "%\nerror"]
+    notes = ["busy: with many requests in the pipeline. error: planned over measured, minus one"]
     yield Table(headers, rows, left=[0, 1, 2], caption="Stages", notes=notes)
     if errors.transfers:
         sent = [
             [clean(error.name), _mb(size.predicted), _mb(size.measured), *_beside(error)]
             for error, size in zip(errors.transfers, errors.transfer_sizes, strict=True)
         ]
-        headers = ["transfer", "MB\nplanned", "MB\nsent", "ms\nplanned", "ms\nfound", "%\noff"]
-        yield Table(headers, sent, left=[0], caption="Transfers, from the end of a computation to the next one's begin")
+        headers = ["transfer", "MB\nplanned", "MB\nsent", "ms\nplanned", "ms\nmeasured", "%\nerror"]
+        yield Table(
+            headers, sent, left=[0], caption="Transfers, from the end of one computation to the start of the next"
+        )
     whole = [error for error in (errors.latency, errors.period, errors.last_finish) if error]
     rows = [[error.name, *_beside(error)] for error in whole]
-    yield Table(["", "ms\nplanned", "ms\nfound", "%\noff"], rows, left=[0], caption="Pipeline")
+    yield Table(["", "ms\nplanned", "ms\nmeasured", "%\nerror"], rows, left=[0], caption="Pipeline")
     if measured.transfers:
-        yield Paragraph("To plan again with what was found, write into the file of nodes:")
+        yield Paragraph("To plan again with these measurements, write into the file of nodes:")
         yield BulletList(list(_known(plan, measured)))
     doubts = [*measured.doubts, *_threads(file, measured)]
     if doubts:

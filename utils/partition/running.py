@@ -15,7 +15,7 @@ import msgspec
 
 from boundby import files
 from boundby.machine import usable_cpus
-from boundby.partition import Measured, Simulated, compare, simulate
+from boundby.partition import Measured, Simulated, compare
 from utils.command import FAILED, EnvironmentLacksError, InputError, PipelineError
 from utils.partition.planning import Planned
 
@@ -72,7 +72,7 @@ def start(file: Planned, command: Sequence[object]) -> None:
             subprocess.Popen(
                 [sys.executable, *map(str, command)],
                 env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                start_new_session=True,  # Ctrl-C is told to this process, which ends the others
+                start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
             )
             for rank in range(stages)
         ]
@@ -110,9 +110,9 @@ def be_a_stage(file: Planned, requests: int) -> Measured:
         raise SystemExit(FAILED) from None  # the process that started this one says why
 
 
-def keep(path: Path, plan: Path, file: Planned, found: Measured | Simulated) -> None:
+def keep(path: Path, plan: Path, file: Planned, outcome: Measured | Simulated) -> None:
     """Replace `path` by what was measured or simulated, beside what was predicted."""
-    is_run = isinstance(found, Measured)
+    is_run = isinstance(outcome, Measured)
     files.write_json(
         path,
         {
@@ -120,15 +120,10 @@ def keep(path: Path, plan: Path, file: Planned, found: Measured | Simulated) -> 
             "label": "measured" if is_run else "simulated",
             "plan": str(plan),
             "model": msgspec.to_builtins(file.model),
-            **msgspec.to_builtins(found),
-            "comparison": msgspec.to_builtins(compare(file.plan, found)) if isinstance(found, Measured) else None,
+            **msgspec.to_builtins(outcome),
+            "comparison": msgspec.to_builtins(compare(file.plan, outcome)) if isinstance(outcome, Measured) else None,
         },
     )
-
-
-def simulated(file: Planned, requests: int) -> Simulated:
-    """Return what the plan takes event by event, without any process."""
-    return simulate(file.plan, requests)
 
 
 def _run(file: Planned, requests: int) -> Measured:

@@ -95,17 +95,17 @@ def _read(lines: Iterable[str]) -> tuple[list[str], list[Stack]]:
     The order of the names is the natural one: layer 2 before layer 10.
     """
     numbers: dict[str, int] = {}
-    found: list[tuple[list[int], int]] = []
+    read: list[tuple[list[int], int]] = []
     for at, line in enumerate(lines, start=1):
         if line.strip():
             frames, weight_ns = _parsed(line.rstrip("\r\n"), at)
-            found.append(([numbers.setdefault(frame, len(numbers)) for frame in frames], weight_ns))
+            read.append(([numbers.setdefault(frame, len(numbers)) for frame in frames], weight_ns))
     shown = [clean(frame, LONGEST_FRAME) or "(unprintable name)" for frame in numbers]
     names = sorted(set(shown), key=_natural)
     rank = {name: at for at, name in enumerate(names, start=1)}
     ranks = [rank[name] for name in shown]
     return [ROOT, *names], sorted(
-        Stack(tuple(ranks[frame] for frame in frames), weight_ns) for frames, weight_ns in found
+        Stack(tuple(ranks[frame] for frame in frames), weight_ns) for frames, weight_ns in read
     )
 
 
@@ -188,11 +188,11 @@ def _place(box: Box) -> tuple[int, int]:
 
 def _data(graph: Graph) -> dict[str, object]:
     """Return what the script draws: the table of frames, and the boxes by column."""
-    place = {frame: at for at, frame in enumerate(graph.frames)}
+    numbers = {frame: at for at, frame in enumerate(graph.frames)}
     return {
         "frames": list(graph.frames.values()),
         "level": [box.level for box in graph.boxes],
-        "frame": [place.get(box.frame, box.frame) for box in graph.boxes],
+        "frame": [numbers.get(box.frame, box.frame) for box in graph.boxes],
         "total": [box.total_ns for box in graph.boxes],
     }
 

@@ -53,5 +53,5 @@ def _image(picture: Path) -> Image | None:
         pixels = struct.unpack(">II", content[16:24])
     except (OSError, struct.error):
         return None
-    width, height = (each * CSS_DPI // PICTURE_DPI for each in pixels)
+    width, height = (side * CSS_DPI // PICTURE_DPI for side in pixels)
     return Image(f"data:image/png;base64,{base64.b64encode(content).decode('ascii')}", width, height)

@@ -26,7 +26,7 @@ def _text(block: Block) -> str:
         case DefinitionList(pairs):
             return "\n".join(f"- **{_plain(label)}**: {_plain(value)}" for label, value in pairs)
         case Table(headers, cells, left):
-            rule = [":--" if place in left else "--:" for place in range(len(headers))]
+            rule = [":--" if column in left else "--:" for column in range(len(headers))]
             rows = [[_plain(header.replace("\n", " ")) for header in headers], rule]
             rows += [[_plain(cell) for cell in row] for row in cells]
             lines = [f"| {' | '.join(row)} |" for row in rows]

@@ -32,16 +32,16 @@ def render(document: Document) -> str:
 
 def lines(blocks: Sequence[Block], indent: str = "", is_tight: bool = False) -> list[str]:
     """Return the lines of `blocks`; between two of them is an empty one, unless `is_tight` or they belong together."""
-    found: list[str] = []
+    text: list[str] = []
     before: Block | None = None
     for block in blocks:
         if isinstance(block, Details):
             continue
         if isinstance(block, Heading) or not (is_tight or before is None or _belong_together(before, block)):
-            found.append("")
-        found += _lines(block, indent)
+            text.append("")
+        text += _lines(block, indent)
         before = block
-    return [line.rstrip() for line in found]
+    return [line.rstrip() for line in text]
 
 
 def _belong_together(above: Block, below: Block) -> bool:

@@ -1,6 +1,5 @@
 """What to do next, derived from the figures: repairs first, then speed by its possible gain, then what is missing."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -57,6 +56,11 @@ class Option:
     basis: str
     same_labels: float | None = None
 
+    @property
+    def gain(self) -> float:
+        """The factor of the throughput; 0 where only the most that it can be is known."""
+        return self.factor.value if self.factor else 0.0
+
 
 def advice(data: ReportData) -> list[Advice]:
     """Return what to do, the most pressing first."""
@@ -95,10 +99,7 @@ def _speed(data: ReportData) -> Iterator[Advice]:
         return
     compared = [fix for _, fix in variants.tried(data)]
     options = [option for option in worthwhile(row) if option.fix not in compared]
-    if compared:
-        yield from _variant(data)
-    else:
-        yield from _fastest(data, row, options)
+    yield from _variant(data) if compared else _fastest(data, row, options)
     yield from _batch_size(data, row)
     yield from _dtype(data, row, compared)
     for option in options:
@@ -107,24 +108,26 @@ def _speed(data: ReportData) -> Iterator[Advice]:
 
 def _variant(data: ReportData) -> Iterator[Advice]:
     """Yield the variant that step 05 recommends, which took the place of all that was tried on one batch."""
-    chosen, found = variants.recommended(data), data.variants
-    if chosen is None or isinstance(found, Missing):
+    chosen, compared = variants.recommended(data), data.variants
+    if chosen is None or isinstance(compared, Missing):
         return
-    exactness, command = chosen["exactness"], variants.command(found, data)
-    kept = f"{exactness['same_labels']:,} of {exactness['rows']:,} labels stay."
-    why = f"Tried over {found['texts']:,} texts, against {variants.compared_with(found)}; {kept}"
-    runs_here = chosen.get("runs_here", True)
-    already = " The pass over the whole set runs that way already."
-    why += "" if command else already if runs_here else " Its lines stand under the table of the variants."
-    title = f"Use {chosen['words']}" + ("" if runs_here else " in a program of your own")
-    title = title if command or not runs_here else _own_batches(chosen, found["batch_size"])
+    exactness, command, runs_here = chosen["exactness"], variants.command(compared, data), chosen.get("runs_here", True)
+    why = f"Tried over {compared['texts']:,} texts, against {variants.compared_with(compared)}; "
+    why += f"{exactness['same_labels']:,} of {exactness['rows']:,} labels stay."
+    title = f"Use {chosen['words']}"
+    if not runs_here:
+        title += " in a program of your own"
+        why += "" if command else " Its lines stand under the table of the variants."
+    elif not command:
+        title = _own_batches(chosen, compared["batch_size"])
+        why += " The pass over the whole set runs that way already."
     yield Advice(SPEED, title, why, command, Interval(**chosen["gain"]), is_measured=True)
 
 
 def _own_batches(chosen: VariantRow, batch_size: int) -> str:
     if batch_size == 1:
         return "Compute several texts at once"
-    return "Batch texts of similar length" if chosen.get("is_padded") else "Leave out the padding"
+    return "Batch texts of similar length" if chosen.get("is_padded") else "Pack the texts (no padding)"
 
 
 def worthwhile(row: Row) -> Iterator[Option]:
@@ -155,23 +158,23 @@ def _fastest(data: ReportData, row: Row, options: Sequence[Option]) -> Iterator[
         return
     mean, low, high = (row[f"throughput_samples_per_sec_{end}"] for end in ("mean", "ci_low", "ci_high"))
     rate = full["throughput_samples_per_sec"]
-    passed = Interval(rate / mean, rate / (high or mean), rate / (low or mean))
+    passed = gain = Interval(rate / mean, rate / (high or mean), rate / (low or mean))
     cheaper = [option for option in options if option.fix.kind in ("dtype", "matmul_precision") and option.factor]
-    best = max(cheaper, key=lambda option: option.factor.value if option.factor else 0.0, default=None)
-    factors = [passed, *([best.factor] if best and best.factor else [])]
-    both = Interval(*(math.prod(ends) for ends in zip(*((f.value, f.low, f.high) for f in factors), strict=True)))
-    if both.value < LEAST_GAIN or both.low <= 1:
-        return
+    best = max(cheaper, key=lambda option: option.gain, default=None)
     why = (
         f"The pass over the whole set, sorted by length, had {times(passed.value)}× the throughput of batch size "
-        f"{row['batch_size']} with the texts as they come"
+        f"{row['batch_size']} with unsorted texts"
     )
-    why += f", and {best.fix} should give {times(best.factor.value)}× on top" if best and best.factor else ""
+    if best and (on_top := best.factor):
+        gain = Interval(passed.value * on_top.value, passed.low * on_top.low, passed.high * on_top.high)
+        why += f", and {best.fix} should give {times(on_top.value)}× on top"
+    if gain.value < LEAST_GAIN or gain.low <= 1:
+        return
     least = 100 * data.config.evaluation.min_agreement
     why += f". A precision is taken only where it keeps {least:g} % of the labels."
-    title = "Batch by length, in the fastest precision that keeps the labels"
+    title = "Sort by length, in the fastest precision that keeps the labels"
     command = data.trial("fastest", "evaluation.precision=fastest")
-    yield Advice(SPEED, title, why, command, both, is_measured=best is None)
+    yield Advice(SPEED, title, why, command, gain, is_measured=best is None)
 
 
 def _option(data: ReportData, row: Row, option: Option) -> Iterator[Advice]:
@@ -209,12 +212,12 @@ def _option(data: ReportData, row: Row, option: Option) -> Iterator[Advice]:
 
 
 def _batch_size(data: ReportData, row: Row) -> Iterator[Advice]:
-    smallest = next(point for point in data.of(row["dtype"]) if point["throughput_samples_per_sec_mean"])
+    smallest = next(row for row in data.of(row["dtype"]) if row["throughput_samples_per_sec_mean"])
     gain = _ratio(row, smallest)
     if gain.value < LEAST_GAIN or gain.low <= 1:
         return
-    rates = [number(point["throughput_samples_per_sec_mean"]) for point in (row, smallest)]
-    latencies = [number(point["latency_per_batch_ms_median"]) for point in (row, smallest)]
+    rates = [number(size["throughput_samples_per_sec_mean"]) for size in (row, smallest)]
+    latencies = [number(size["latency_per_batch_ms_median"]) for size in (row, smallest)]
     why = (
         f"{rates[0]} samples/s against {rates[1]} at batch size {smallest['batch_size']}; a batch then takes "
         f"{latencies[0]} ms instead of {latencies[1]} ms."
@@ -225,23 +228,20 @@ def _batch_size(data: ReportData, row: Row) -> Iterator[Advice]:
 def _ratio(row: Row, other: Row) -> Interval:
     """Return how many times the throughput of `other` a row has, from the ends of both intervals."""
     mean, low, high = (f"throughput_samples_per_sec_{end}" for end in ("mean", "ci_low", "ci_high"))
-    ends = [(each[low] or each[mean], each[mean], each[high] or each[mean]) for each in (row, other)]
-    (first_low, first, first_high), (second_low, second, second_high) = ends
-    return Interval(first / second, first_low / second_high, first_high / second_low)
+    least, most = row[low] or row[mean], row[high] or row[mean]
+    other_least, other_most = other[low] or other[mean], other[high] or other[mean]
+    return Interval(row[mean] / other[mean], least / other_most, most / other_least)
 
 
 def _dtype(data: ReportData, row: Row, compared: Sequence[Fix | None]) -> Iterator[Advice]:
     for dtype in data.dtypes[1:]:
-        if Fix("dtype", {"dtype": dtype}) in compared:
-            continue
         best = data.best[dtype]
-        faster = next((each for each in data.of(dtype) if each["batch_size"] == best["batch_size"]), None)
-        gain = _ratio(faster, row) if faster else None
+        faster = next((row for row in data.of(dtype) if row["batch_size"] == best["batch_size"]), None)
+        gain = _ratio(faster, row) if faster and Fix("dtype", {"dtype": dtype}) not in compared else None
         if gain and gain.value >= LEAST_GAIN and gain.low > 1:
-            rate = number(best["throughput_samples_per_sec"])
             why = (
-                f"{rate} samples/s at batch size {best['batch_size']}. The command measures the accuracy too, since "
-                "labels may change."
+                f"{number(best['throughput_samples_per_sec'])} samples/s at batch size {best['batch_size']}. The "
+                "command measures the accuracy too, since labels may change."
             )
             command = data.trial(dtype, f"model.dtype={dtype}", "profiling.dtypes=null")
             yield Advice(SPEED, f"Run the model in {dtype}", why, command, gain, is_measured=True)

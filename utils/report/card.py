@@ -137,8 +137,8 @@ def _next(data: ReportData) -> Next | None:
 def _compared(data: ReportData) -> Iterator[Compared]:
     """Yield what was tried over all texts, the recommended variant first."""
     chosen = variants.recommended(data)
-    found = [row for row, _ in variants.tried(data)]
-    for row in sorted(found, key=lambda row: row is not chosen):
+    rows = [row for row, _ in variants.tried(data)]
+    for row in sorted(rows, key=lambda row: row is not chosen):
         same = row["exactness"]["agreement"]
         yield Compared(row["words"], Interval(**row["gain"]), same, is_allowed=row["against"] is None)
 
@@ -147,7 +147,7 @@ def _rates(data: ReportData) -> list[Rate]:
     rates, row, full = [], data.chosen, data.full
     if row:
         half_width = row["throughput_half_width_pct"]
-        where = f"at batch size {row['batch_size']}, texts as they come{_too_large(data)}"
+        where = f"at batch size {row['batch_size']}, unsorted texts{_too_large(data)}"
         rates.append(Rate(row["throughput_samples_per_sec_mean"], where, half_width))
     if full:
         where = f"in the pass over the whole set ({way(data)})"
@@ -159,13 +159,13 @@ def _rates(data: ReportData) -> list[Rate]:
 
 def _too_large(data: ReportData) -> str:
     """Return which batch sizes did not fit into memory, in words."""
-    sizes = [each["batch_size"] for each in data.of(data.dtypes[0]) if each["status"] == "oom"]
+    sizes = [row["batch_size"] for row in data.of(data.dtypes[0]) if row["status"] == "oom"]
     return f" ({min(sizes)} and more do not fit into memory)" if sizes else ""
 
 
 def way(data: ReportData) -> str:
     """Return what made the pass over the whole set faster or slower than the sweep."""
     full = data.full or {}
-    said = [f"{full['padding_pct']:.0f} % padding"]
-    said += [full["precision"].replace("_", " ")] if data.dtypes[:1] != [full["precision"]] else []
-    return ", ".join([*said, *(["last layer trimmed"] if full.get("trim") else [])])
+    words = [f"{full['padding_pct']:.0f} % padding"]
+    words += [full["precision"].replace("_", " ")] if data.dtypes[:1] != [full["precision"]] else []
+    return ", ".join([*words, *(["last layer trimmed"] if full.get("trim") else [])])

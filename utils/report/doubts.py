@@ -24,14 +24,14 @@ def section(data: ReportData) -> list[Content]:
     """Return the doubts about the answer, and folded those about anything else, with the batch sizes they are about."""
     first = of_the_answer(data)
     others = [doubt for doubt in every(data) if doubt not in first]
-    said = [clean(doubt, LONGEST_DOUBT) for doubt in first]
+    items = [clean(doubt, LONGEST_DOUBT) for doubt in first]
     more = [clean(doubt, LONGEST_DOUBT) for doubt in others]
     page = data.layout.html_report.name
     counted = f"{page} has {len(more)} more, about other batch sizes and the trace." if more else ""
     folded: list[Content] = [Folded("More doubts", [BulletList(more)])] if more else []
-    if not said:  # which the card says
+    if not items:  # which the card says
         return folded
-    return [Heading("Doubts"), BulletList([*said, *([counted] if counted else [])]), *folded]
+    return [Heading("Doubts"), BulletList([*items, *([counted] if counted else [])]), *folded]
 
 
 def every(data: ReportData) -> list[str]:
@@ -48,8 +48,8 @@ def in_brief(data: ReportData) -> list[str]:
     """Return those that touch the card in few words, without what to do about them."""
     row = data.chosen
     other = ["the settings of this report are those of another model"] if _settings(data) else []
-    found = [*other, *data.document["doubts"], *_agreement(data), *_full(data)]
-    brief = [doubt.partition(";")[0] for doubt in found]
+    doubts = [*other, *data.document["doubts"], *_agreement(data), *_full(data)]
+    brief = [doubt.partition(";")[0] for doubt in doubts]
     kinds = row.get("doubt_kinds", []) if row else []
     words = [text for kind, text in BRIEF.items() if kind in kinds][:SHOWN_KINDS]
     return [*([f"the times of batch size {row['batch_size']} {listed(words)}"] if row and words else []), *brief]
@@ -59,13 +59,13 @@ def _of_chosen(data: ReportData) -> list[str]:
     """Return the doubts of the chosen batch size, disturbed times once: replays and trials say the same again."""
     if not data.chosen:
         return []
-    known, said = list(data.document["doubts"]), list[str]()
+    known, own = list(data.document["doubts"]), list[str]()
     for doubt in data.chosen["doubts"]:
         kind = doubt.partition(":")[0]
-        if doubt in known or (kind == "disturbed" and any(each.startswith("disturbed:") for each in said)):
+        if doubt in known or (kind == "disturbed" and any(other.startswith("disturbed:") for other in own)):
             continue
-        said.append(doubt)
-    return [f"batch size {data.chosen['batch_size']}: {doubt}" for doubt in said]
+        own.append(doubt)
+    return [f"batch size {data.chosen['batch_size']}: {doubt}" for doubt in own]
 
 
 def _settings(data: ReportData) -> list[str]:
@@ -85,8 +85,8 @@ def _agreement(data: ReportData) -> list[str]:
     share, rows = agreement["share"], agreement["rows"]
     own, against = data.document["model"].get("dtype"), agreement.get("against")
     held = f", batched in {own} and one by one in {against}," if against not in (None, own) else ""
-    said = f"predictions{held} differ" if held else "batched and one-by-one predictions differ"
-    return [f"{said} in {100 * (1 - share):.1f} % of {rows} texts"]
+    text = f"predictions{held} differ" if held else "batched and one-by-one predictions differ"
+    return [f"{text} in {100 * (1 - share):.1f} % of {rows} texts"]
 
 
 def _rows(data: ReportData) -> list[str]:

@@ -125,13 +125,13 @@ def _to_compare(document: Document | None, config: Config) -> str | None:
     """
     if document is None:
         allowed = SPREAD_BY_ROOT_S * math.sqrt(config.profiling.max_seconds_per_batch_size)
-        said = (
+        text = (
             "two such runs are found equal within 3 % at nine of ten batch sizes if rounds of half a second vary by at "
             f"most {100 * allowed:.1f} %, and a slowdown of 5 % is found if by at most {100 * FINDS * allowed:.1f} %"
         )
         enough_s = math.ceil((USUAL_SPREAD / SPREAD_BY_ROOT_S) ** 2)
         more = f"; {100 * USUAL_SPREAD:g} % takes profiling.max_seconds_per_batch_size={enough_s}"
-        return said if config.profiling.max_seconds_per_batch_size >= enough_s else said + more
+        return text if config.profiling.max_seconds_per_batch_size >= enough_s else text + more
     from utils.comparison import budget_for_same, gate_text, minimum_effect  # scipy, for a first dry run too slow
 
     budget = budget_for_same(document)

@@ -32,11 +32,11 @@ def read(layout: Layout) -> Exported:
     document = removed(metrics(layout))
     known = {**document["model"], **document, "model": document["model"].get("name")}
     known["device"] = document["device"].get("name") or document["device"].get("type")
-    found = chosen(document)
+    best = chosen(document)
     settings = {name: str(known[name]) for name in NAMES if known.get(name) is not None}
-    if found:
-        settings |= {"batch_size": str(found[1]["batch_size"]), "dtype": found[1]["dtype"]}
-        settings |= {"bound": str(found[1].get("bound"))}
+    if best:
+        settings |= {"batch_size": str(best[1]["batch_size"]), "dtype": best[1]["dtype"]}
+        settings |= {"bound": str(best[1].get("bound"))}
     return Exported(
         name=layout.results.resolve().name,
         settings=settings,
@@ -59,8 +59,8 @@ def to_mlflow(run: Exported, uri: str) -> str:
 
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name(PROJECT)
-    place = experiment.experiment_id if experiment else client.create_experiment(PROJECT)
-    made = client.create_run(place, run_name=run.name)
+    identifier = experiment.experiment_id if experiment else client.create_experiment(PROJECT)
+    made = client.create_run(identifier, run_name=run.name)
     key, now = made.info.run_id, made.info.start_time
     figures = [Metric(name, value, now, step) for name, value, step in _series(run)]
     settings = [Param(name, value) for name, value in run.settings.items()]
@@ -94,10 +94,10 @@ def to_wandb(run: Exported, folder: Path) -> str:
         made.log({"batch_size": size, **{f"{dtype}/{name}": value for name, value in figures.items()}})
     made.log({f"pictures/{path.stem}": wandb.Image(str(path)) for path in run.pictures})
     made.summary.update({**{f"whole_set/{name}": value for name, value in run.totals.items()}, "card": run.card})
-    place = Path(made.settings.sync_dir)
+    folder = Path(made.settings.sync_dir)
     made.finish()
     wandb.teardown()  # it waits for the writer, which has a process of its own
-    return f"{place}; upload it with: wandb sync {place}"
+    return f"{folder}; upload it with: wandb sync {folder}"
 
 
 def to_tensorboard(run: Exported, folder: Path) -> str:

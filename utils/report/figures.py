@@ -60,21 +60,21 @@ def draw(drawings: Sequence[Drawing]) -> None:
 
 def drawings(content: Sequence[Content]) -> list[Drawing]:
     """Return the pictures in their order, those that are folded away among them."""
-    found: list[Drawing] = []
+    flat: list[Drawing] = []
     for part in content:
-        found += [part] if isinstance(part, Drawing) else drawings(part.content) if isinstance(part, Folded) else []
-    return found
+        flat += [part] if isinstance(part, Drawing) else drawings(part.content) if isinstance(part, Folded) else []
+    return flat
 
 
 def placed(content: Sequence[Content]) -> list[Block]:
     """Return the blocks of a section, with a figure for each picture that is drawn; nothing folded is empty."""
-    found: list[Block] = []
+    shown: list[Block] = []
     for part in content:
         if isinstance(part, Drawing):
-            found += [] if part.reason else [blocks.Figure(part.path, part.description)]
+            shown += [] if part.reason else [blocks.Figure(part.path, part.description)]
         elif isinstance(part, Folded):
             inside = placed(part.content)
-            found += [blocks.Details(part.title, inside)] if inside else []
+            shown += [blocks.Details(part.title, inside)] if inside else []
         else:
-            found.append(part)
-    return found
+            shown.append(part)
+    return shown

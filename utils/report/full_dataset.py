@@ -53,7 +53,7 @@ def _beside(full: FullDataset, data: ReportData) -> str:
     if row is None or row["dtype"] != full["dtype"]:
         return ""
     ratio = full["throughput_samples_per_sec"] / row["throughput_samples_per_sec_mean"]
-    return f"; {times(ratio)}× that of batch size {row['batch_size']} with the texts as they come"
+    return f"; {times(ratio)}× that of batch size {row['batch_size']} with unsorted texts"
 
 
 def _more(full: FullDataset, data: ReportData) -> list[tuple[str, str]]:
@@ -78,7 +78,7 @@ def _ceiling(full: FullDataset) -> str:
         return unknown(full["share_of_ceiling_reason"])
     rate, ceiling = (number(full[f"{name}_flops_per_sec"] / 1e9) for name in ("useful", "ceiling"))
     how = "padding not counted" + ("; the trimmed layer counts in full" if full["trim"] else "")
-    return f"{full['share_of_ceiling_pct']:.1f} %: {rate} of {ceiling} GFLOP/s of matrix products, {how}"
+    return f"{full['share_of_ceiling_pct']:.1f} %: {rate} of {ceiling} matmul GFLOP/s, {how}"
 
 
 def _gpu_hours(full: FullDataset, rows: int) -> str:
@@ -98,7 +98,7 @@ def _exactness(full: FullDataset) -> str:
         plain = "in float32, as the model gives them; a self-check passed"
         return (plain if is_plain else unknown(full["exactness_reason"])) + again
     low, high = 100 * report["agreement_low"], 100 * report["agreement_high"]
-    said = (
+    text = (
         f"{report['same_labels']:,} of {report['rows']:,} labels as in float32 one text at a time "
         f"({100 * report['agreement']:.2f} % [{low:.2f}, {high:.2f}]); logits differ by at most "
         f"{number(report['max_abs_logit_difference'])}, {number(report['mean_abs_logit_difference'])} on average"
@@ -106,8 +106,8 @@ def _exactness(full: FullDataset) -> str:
     change = [report.get(f"accuracy_difference{end}") for end in ("", "_low", "_high")]
     if None not in change:
         value, low, high = (100 * share for share in change)
-        said += f"; accuracy {value:+.2f} [{low:+.2f}, {high:+.2f}] percentage points"
-    return said + again
+        text += f"; accuracy {value:+.2f} [{low:+.2f}, {high:+.2f}] percentage points"
+    return text + again
 
 
 def _phases(full: FullDataset) -> list[Block]:
@@ -150,7 +150,7 @@ def cost(data: ReportData) -> list[Block]:
     ways: list[tuple[str, Callable[[int], str]]] = []
     if data.chosen:
         rate = data.chosen["throughput_samples_per_sec_mean"]
-        how = f"batch size {data.chosen['batch_size']}, texts as they come"
+        how = f"batch size {data.chosen['batch_size']}, unsorted texts"
         ways.append((how, lambda rows: f"{_hours(rows / rate)}, cost {_money(rows / rate, price)}"))
     if full := data.full:
         ways.append(("as in the whole-dataset pass", lambda rows: of_pass(full, rows, price)))
@@ -167,13 +167,13 @@ def of_pass(full: FullDataset, rows: int, price: float | None) -> str:
     """Return the hours of so many rows on the machines of this pass, and their cost at this price of one per hour."""
     scale = rows / full["samples"]
     seconds, machines_s = full["inference_time_s"], full["machine_time_s"]
-    said = _hours(scale * seconds)
+    hours = _hours(scale * seconds)
     if price is None:
-        return said
+        return hours
     if machines_s is None:
-        return f"{said}, cost {unknown(full['machine_time_reason'])}"
+        return f"{hours}, cost {unknown(full['machine_time_reason'])}"
     several = f" for {_hours(scale * machines_s)} of all machines" if machines_s > SEVERAL * seconds else ""
-    return f"{said}, cost {_money(scale * machines_s, price)}{several}"
+    return f"{hours}, cost {_money(scale * machines_s, price)}{several}"
 
 
 def _hours(seconds: float) -> str:

@@ -64,13 +64,13 @@ def _with_memory(trace: Trace | Missing) -> Trace | Missing:
 def _verdict(trace: Trace) -> str:
     verdict, on_host = trace["verdict"], trace["devices"][0]["device"] is None
     bound, share = verdict.bound, verdict.share_of_limit
-    said = words.bound(bound, on_host)
-    said = f"{said[0].upper()}{said[1:]}"
+    text = words.bound(bound, on_host)
+    text = f"{text[0].upper()}{text[1:]}"
     others = listed([plain(bound) for bound in verdict.alternatives])
-    said += f": {others}" if others and bound == "mixed" else ""
-    said += "" if share is None else f", {100 * share:.0f} % of the traced time"
-    said += f"; it may also be {others}" if others and bound != "mixed" else ""
-    return f"{said} (confidence {verdict.confidence})."
+    text += f": {others}" if others and bound == "mixed" else ""
+    text += "" if share is None else f", {100 * share:.0f} % of the traced time"
+    text += f"; it may also be {others}" if others and bound != "mixed" else ""
+    return f"{text} (confidence {verdict.confidence})."
 
 
 def _against_sweep(data: ReportData, verdict: Verdict) -> list[Block]:
@@ -185,7 +185,7 @@ def layers(data: ReportData) -> list[Content]:
         return [Heading(LAYERS), Paragraph(f"There is no profile by layer: {clean(profile.reason, 300)}."), picture]
     coverage = profile.coverage
     dashboard = data.layout.layer_dashboard.relative_to(data.layout.results)
-    said = (
+    summary = (
         f"One batch{_shape(profile.shape)} took {number(1e3 * profile.reference_s.median)} ms without probes; the "
         f"layers account for {100 * coverage.ratio:.1f} % of it, the probes cost {100 * profile.overhead:+.1f} %. "
         f"All of it: {dashboard}"
@@ -194,7 +194,7 @@ def layers(data: ReportData) -> list[Content]:
     own = _table(by_self_time(profile), "Layers by their own time, without the layers inside", profile)
     return [
         Heading(LAYERS),
-        Paragraph(said),
+        Paragraph(summary),
         *_trust(profile),
         _table(blocks(profile), "The blocks of the model, the longest first", profile),
         picture,

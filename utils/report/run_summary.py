@@ -84,20 +84,20 @@ def _part(title: str, value: Any) -> Iterator[str]:
 
 def _said(value: Any) -> str:
     if isinstance(value, dict):
-        place = f" [{value['id']}]" if "id" in value else ""
-        return ", ".join(f"{key} {_said(each)}" for key, each in value.items() if key != "id") + place
+        mark = f" [{value['id']}]" if "id" in value else ""
+        return ", ".join(f"{key} {_said(item)}" for key, item in value.items() if key != "id") + mark
     if isinstance(value, list):
         return "; ".join(map(_said, value)) or "none"
     return "unknown" if value is None else str(value)
 
 
 def _summary(layout: Layout, document: Mapping[str, Any], card: Sequence[str], most: int) -> dict[str, Any]:
-    found = chosen(document)
-    at, row = found or (None, {})
+    best = chosen(document)
+    at, row = best or (None, {})
     verdict, full = row.get("verdict"), document["full_dataset_metrics"]
     rows = document["batch_sizes"]
     # The chosen row and its neighbours say most.
-    nearest = sorted(range(len(rows)), key=lambda place: abs(place - (at or 0)))[:most]
+    nearest = sorted(range(len(rows)), key=lambda index: abs(index - (at or 0)))[:most]
     answers = list(_unanswered(layout, document, row, verdict))
     answer = {
         "bound": verdict.bound if verdict else row.get("bound"),
@@ -105,7 +105,7 @@ def _summary(layout: Layout, document: Mapping[str, Any], card: Sequence[str], m
         "would_settle": _short(verdict.unsettled.text) if verdict and verdict.unsettled else None,
         "confidence": verdict.confidence if verdict else None,
         "limited_by": [
-            {"kind": each.kind, "share": _rounded(each.share)} for each in (verdict.limited_by if verdict else ())
+            {"kind": cause.kind, "share": _rounded(cause.share)} for cause in (verdict.limited_by if verdict else ())
         ],
         "id": f"M/batch_sizes/{at}/verdict",
     }
@@ -122,18 +122,18 @@ def _summary(layout: Layout, document: Mapping[str, Any], card: Sequence[str], m
             "written": document.get("written"),
             "complete": document.get("complete"),
         },
-        "answer": answer if found else {"bound": None, "why": _short(document["optimal"]["reason"]), "id": "M/optimal"},
+        "answer": answer if best else {"bound": None, "why": _short(document["optimal"]["reason"]), "id": "M/optimal"},
         "tried_on_the_batch": list(_tried(verdict, at))[:most],
         "not_tried": [
             {
                 "fix": _short(gain.fix),
                 "predicted": _rounded(gain.predicted.value if gain.predicted else None),
                 "at_most": _rounded(gain.at_most),
-                "id": f"M/batch_sizes/{at}/verdict/gains/{place}",
+                "id": f"M/batch_sizes/{at}/verdict/gains/{index}",
             }
-            for place, gain in enumerate(verdict.gains[: min(most, 3)] if verdict else ())
+            for index, gain in enumerate(verdict.gains[: min(most, 3)] if verdict else ())
         ],
-        "rows": [_row(rows[place], place) for place in sorted(nearest)],
+        "rows": [_row(rows[index], index) for index in sorted(nearest)],
         "rows_left_out": len(rows) - len(nearest),
         "whole_set": full
         and {
@@ -142,7 +142,7 @@ def _summary(layout: Layout, document: Mapping[str, Any], card: Sequence[str], m
             "accuracy": _rounded(full.get("accuracy")),
             "id": "M/full_dataset_metrics",
         },
-        "doubts": [_short(each) for each in [*document["doubts"], *row.get("doubts", ())]][: min(most, 4)],
+        "doubts": [_short(doubt) for doubt in [*document["doubts"], *row.get("doubts", ())]][: min(most, 4)],
         "cannot_be_answered": dict(answers if most else answers[: len(ALWAYS)]),
         "card": [line[:LONGEST] for line in card] if most > 1 else [],
     }
@@ -154,23 +154,23 @@ def _files(layout: Layout) -> dict[str, Path]:
 
 def _tried(verdict: Verdict | None, at: int | None) -> Iterator[dict[str, Any]]:
     trials = enumerate(verdict.trials if verdict else ())
-    for place, trial in sorted(trials, key=lambda each: -each[1].measured.value):
+    for index, trial in sorted(trials, key=lambda trial: -trial[1].measured.value):
         yield {
             "what": _short(trial.name),
             "speed": _rounded(trial.measured.value),
             "interval": [_rounded(trial.measured.low), _rounded(trial.measured.high)],
-            "id": f"M/batch_sizes/{at}/verdict/trials/{place}",
+            "id": f"M/batch_sizes/{at}/verdict/trials/{index}",
         }
 
 
-def _row(row: Mapping[str, Any], place: int) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], index: int) -> dict[str, Any]:
     return {
         "dtype": row["dtype"],
         "batch_size": row["batch_size"],
         "status": row["status"],
         "samples_per_sec": _rounded(row.get("throughput_samples_per_sec_mean")),
         "half_width_pct": _rounded(row.get("throughput_half_width_pct")),
-        "id": f"M/batch_sizes/{place}",
+        "id": f"M/batch_sizes/{index}",
     }
 
 

@@ -286,10 +286,10 @@ def _quality(layout: Layout, document: Document) -> Quality | Missing:
 
 def _variants(layout: Layout, document: Document) -> Variants | Missing:
     """Return what step 05 has compared."""
-    found = cast(Variants, shaped(files.read_json(layout.variants), Variants))
-    if found["model_fingerprint"] != document["model"].get("fingerprint"):
+    compared = cast(Variants, shaped(files.read_json(layout.variants), Variants))
+    if compared["model_fingerprint"] != document["model"].get("fingerprint"):
         return Missing("step 05 was run on another model than the sweep")
-    return found
+    return compared
 
 
 def _is_of_another_model(layout: Layout, document: Document) -> bool:

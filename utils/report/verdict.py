@@ -1,27 +1,17 @@
-"""Where the time of a batch goes and what would change it: owners, trials, limits, operators."""
+"""Where the time of a batch goes and what would change it: breakdown, trials, limits, operators."""
 
-from boundby.bound import Gain, Part, PartKind, Trial, Verdict, card, factor
+from boundby.bound import Part, Trial, Verdict, card, factor
 from boundby.formatting import NOTHING, clean, listed, number, times, unknown
-from boundby.machine import Ceilings
-from utils.baseline import Operator, Row
+from utils.baseline import Row
 from utils.comparison import facts
 from utils.render import Block, BulletList, Heading, Paragraph, Table
 from utils.report import variants
 from utils.report.advice import LEAST_BOUND
 from utils.report.figures import Content, Folded, show
-from utils.report.pictures import operators, owners, roofline
+from utils.report.pictures import breakdown, operators, roofline
 from utils.report.sources import Missing, ReportData
 
-OWNERS: dict[PartKind, str] = {
-    "compute": "arithmetic, at this machine's full speed",
-    "memory": "moving data, at this machine's full speed",
-    "kernels": "what the operators need beyond that, alone and hot",
-    "around": "what the model around them adds: cold caches, threads that wait",
-    "host": "Python and dispatch between the operators",
-    "unexplained": "left over",
-}
-SHOWN_OPERATORS = 12
-LONGEST_OPERATOR = 48  # characters
+OPERATORS = "Operators of the trace"
 
 
 def of(row: Row | None) -> Verdict | None:
@@ -30,18 +20,14 @@ def of(row: Row | None) -> Verdict | None:
 
 
 def where_time_goes(data: ReportData) -> list[Content]:
-    """Return whose the time of the reference batch is."""
-    heading, verdict = Heading("Where the time goes"), of(data.chosen)
-    picture = show(data, owners.figure, _with_owners(data))
-    if verdict is None or data.chosen is None:
-        reason = data.choice["reason"] if data.chosen is None else data.document.get("ceilings_reason")
+    """Return the breakdown of the time of the reference batch."""
+    heading, row, verdict = Heading("Where the time goes"), data.chosen, of(data.chosen)
+    split = tuple(row for row in data.rows if _parts(row)) or Missing("the time of no batch was split")
+    picture = show(data, breakdown.figure, split)
+    if verdict is None or row is None:
+        reason = data.choice["reason"] if row is None else data.document.get("ceilings_reason")
         return [heading, Paragraph(f"Not known: {clean(reason or 'no reason was recorded', 300)}."), picture]
-    return [heading, *_owners(data.chosen, verdict), picture]
-
-
-def _with_owners(data: ReportData) -> tuple[Row, ...] | Missing:
-    rows = tuple(row for row in data.rows if _parts(row))
-    return rows or Missing("the time of no batch was split")
+    return [heading, _breakdown(row, verdict), picture]
 
 
 def _parts(row: Row) -> tuple[Part, ...]:
@@ -49,57 +35,54 @@ def _parts(row: Row) -> tuple[Part, ...]:
     return verdict.breakdown if verdict else ()
 
 
-def _owners(row: Row, verdict: Verdict) -> list[Block]:
-    """Return the table of owners, which adds up to the measured time."""
+def _breakdown(row: Row, verdict: Verdict) -> Block:
+    """Return the parts of the time, which add up to what was measured."""
     parts = verdict.breakdown
     if not parts:
         bound = card.BOUNDS.get(verdict.bound)
-        said = f"is limited by {bound}" if bound else "has times that do not tell what limits it"
-        return [Paragraph(f"Batch size {row['batch_size']} {said}.")]
-    whole = sum(part.seconds for part in parts)
-    rows = [_owner(part, whole) for part in parts if part.seconds]
-    padding = sum(part.seconds * (part.padding_share or 0.0) for part in parts)
-    rows.append(["together, as measured", number(1e3 * whole), "100", f"{100 * padding / whole:.0f}"])
-    headers = ["whose", "ms", "%", "of it for\npadding %"]
+        text = f"is limited by {bound}" if bound else "has times that do not tell what limits it"
+        return Paragraph(f"Batch size {row['batch_size']} {text}.")
+    total_s = sum(part.seconds for part in parts)
+    padding_s = sum(part.seconds * (part.padding_share or 0.0) for part in parts)
+    rows = [
+        [
+            breakdown.LOOKS[part.kind][1],
+            number(1e3 * part.seconds),
+            f"{100 * part.seconds / total_s:.0f}",
+            "" if part.padding_share is None else f"{100 * part.padding_share:.0f}",
+        ]
+        for part in parts
+        if part.seconds
+    ]
+    rows.append(["together, as measured", number(1e3 * total_s), "100", f"{100 * padding_s / total_s:.0f}"])
     caption = f"The time of a batch of {verdict.reference or row['batch_size']} in {row['dtype']}"
-    return [Table(headers, rows, left=[0], caption=caption)]
-
-
-def _owner(part: Part, whole: float) -> list[str]:
-    padding = "" if part.padding_share is None else f"{100 * part.padding_share:.0f}"
-    return [OWNERS[part.kind], number(1e3 * part.seconds), f"{100 * part.seconds / whole:.0f}", padding]
+    return Table(["part", "ms", "%", "of which\npadding %"], rows, left=[0], caption=caption)
 
 
 def tried(data: ReportData) -> list[Content]:
     """Return what was tried at the chosen batch size, what was predicted, and what was not tried."""
-    verdict = of(data.chosen)
-    if verdict is None or data.chosen is None:
+    row, verdict = data.chosen, of(data.chosen)
+    if verdict is None or row is None:
         return []
-    elsewhere = [fix for _, fix in variants.tried(data) if fix]  # over all texts, which tells more
-
-    def is_here(each: Trial | Gain) -> bool:
-        return each.fix not in elsewhere
-
-    trials = list(filter(is_here, verdict.trials))
+    compared = [fix for _, fix in variants.tried(data) if fix]  # over all texts, which tells more
+    trials = [trial for trial in verdict.trials if trial.fix not in compared]
     of_sizes = [_trial(trial) for trial in trials if trial.fix.kind == "batch_size"]  # they stand in the sweep
     rows = [_trial(trial) for trial in trials if trial.fix.kind != "batch_size"]
     rows += [
         [str(gain.fix), factor(gain.predicted), NOTHING, "not tried", NOTHING]
-        for gain in filter(is_here, verdict.gains)
-        if gain.predicted
+        for gain in verdict.gains
+        if gain.predicted and gain.fix not in compared
     ]
-    if not rows and not of_sizes:
-        return []
     headers = ["", "predicted", "measured", "it is", "same\nlabels %"]
     notes = ["Factors of the throughput with their 95 % intervals, each change by itself."]
     untried: dict[str, list[str]] = {}
-    for each in verdict.untried:
-        untried.setdefault(clean(each.reason, 120), []).append(str(each.fix))
-    notes += [f"Not tried: {listed(those)} ({reason})." for reason, those in untried.items()]
-    where = f"At batch size {data.chosen['batch_size']} in {data.chosen['dtype']}"
+    for skipped in verdict.untried:
+        untried.setdefault(clean(skipped.reason, 120), []).append(str(skipped.fix))
+    notes += [f"Not tried: {listed(fixes)} ({reason})." for reason, fixes in untried.items()]
+    where = f"At batch size {row['batch_size']} in {row['dtype']}"
     left = [0, 1, 2, 3]
-    shown = [Heading("What was tried"), Table(headers, rows, left, where, notes)] if rows else []
-    return [*shown, Folded("Other batch sizes", [Table(headers, of_sizes, left, where)] if of_sizes else [])]
+    table: list[Content] = [Heading("What was tried"), Table(headers, rows, left, where, notes)] if rows else []
+    return [*table, Folded("Other batch sizes", [Table(headers, of_sizes, left, where)] if of_sizes else [])]
 
 
 def _trial(trial: Trial) -> list[str]:
@@ -113,17 +96,13 @@ def _trial(trial: Trial) -> list[str]:
 
 
 def limits(data: ReportData) -> list[Content]:
-    """Return the roofline, and folded the evidence and what this machine can do."""
-    picture = show(data, roofline.figure, data.measured, _ceilings_of(data))
+    """Return the roofline, and folded what the verdict rests on."""
+    ceilings, reason = data.document["ceilings"], data.document["ceilings_reason"]
+    why_not = roofline.why_not(data.rows, ceilings, reason)
+    picture = show(data, roofline.figure, data.measured, Missing(why_not) if why_not else ceilings)
     if not any(of(row) for row in data.rows):
         return [picture]
-    folded: list[Content] = [_ceilings(data), _memory(data.document["ceilings"])] if data.document["ceilings"] else []
-    return [
-        *_dtypes(data),
-        picture,
-        Folded("What the verdict rests on", _evidence(data)),
-        Folded("What this machine reaches", folded),
-    ]
+    return [*_dtypes(data), picture, Folded("What the verdict rests on", _evidence(data))]
 
 
 def _evidence(data: ReportData) -> list[Content]:
@@ -141,40 +120,6 @@ def _evidence(data: ReportData) -> list[Content]:
         *([Paragraph(f"At {where}:"), BulletList(items)] if items else []),
         *([Paragraph("Bounds, which are no predictions:"), BulletList(bounds)] if bounds else []),
     ]
-
-
-def _ceilings_of(data: ReportData) -> Ceilings | Missing:
-    """Return the ceilings that the roofline is drawn under, or why it cannot be drawn."""
-    ceilings, reason = data.document["ceilings"], data.document["ceilings_reason"]
-    why_not = roofline.why_not(data.rows, ceilings, reason)
-    return Missing(why_not) if why_not else ceilings
-
-
-def _ceilings(data: ReportData) -> Table:
-    """Return which setting of matrix products reaches what on this machine."""
-    rows = [
-        [
-            ceiling.dtype,
-            ceiling.precision or NOTHING,
-            "in use" if ceiling.is_configured and ceiling.dtype in data.dtypes else "",
-            number(ceiling.flops_per_s / 1e9),
-            str(ceiling.size),
-            f"{ceiling.relative_error:.1e}",
-        ]
-        for ceiling in data.document["ceilings"].compute
-    ]
-    headers = ["dtype", "float32\nprecision", "", "GFLOP/s", "at size", "largest\nerror"]
-    return Table(headers, rows, left=[0, 1, 2], caption="Matrix products")
-
-
-def _memory(ceilings: Ceilings) -> Table:
-    rows = [
-        [level.level, number(level.bytes_per_s / 1e9), number(level.working_set_bytes / 1e6), level.operation]
-        for level in ceilings.memory
-    ]
-    dispatch = f"Issuing one operator takes {1e6 * ceilings.dispatch_s:.1f} us."
-    headers = ["memory", "GB/s", "MB\ntouched", "by"]
-    return Table(headers, rows, left=[0, 3], caption="Memory", notes=[dispatch])
 
 
 def _dtypes(data: ReportData) -> list[Block]:
@@ -203,51 +148,15 @@ def _speed_ratio(row: facts.Row) -> str:
     return f"{times(1 / row.time_ratio)}{ends}"
 
 
-def _number(value: float | None) -> str:
-    return NOTHING if value is None else number(value)
-
-
 def work(data: ReportData) -> list[Content]:
     """Return, folded, the operators of the trace."""
-    return [Folded("Operators of the trace", [_operators(data), show(data, operators.figure, data.operators)])]
-
-
-def _operators(data: ReportData) -> Block:
+    manifest, picture = data.manifest, show(data, operators.figure, data.operators)
     if isinstance(data.operators, Missing):
-        return Paragraph(f"Top operators: {unknown(data.operators.reason)}")
-    on_device = any(row["device_total_ms"] for row in data.operators)
-    headers = ["operator", "calls", "CPU self\nms", "CPU self\n%"]
-    headers += ["GPU with\ncallees ms", "GPU\n%"] if on_device else []
-    key = "device_total_ms" if on_device else "cpu_self_ms"
-    top = sorted(data.operators, key=lambda row: row[key] or 0, reverse=True)[:SHOWN_OPERATORS]
-    return Table(
-        headers=headers,
-        rows=[_operator_cells(row, on_device) for row in top],
-        left=[0],
-        caption=f"Top operators by {'GPU' if on_device else 'own CPU'} time{_recorded(data)}",
-        notes=["The profiler slows what it watches: read shares, not times.", *_not_recorded(data)],
+        return [Folded(OPERATORS, [Paragraph(f"They are {unknown(data.operators.reason)}."), picture])]
+    recorded = (
+        f"{manifest.steps_recorded} of {manifest.steps_expected} batches of {manifest.shape or manifest.batch_size}"
     )
-
-
-def _recorded(data: ReportData) -> str:
-    manifest = data.manifest
-    if not manifest.steps_recorded:
-        return ""
-    shape = manifest.shape or manifest.batch_size
-    batches = f"{manifest.steps_recorded} of {manifest.steps_expected} batches of {shape}"
-    return f" ({batches}, {clean(manifest.dtype)})"
-
-
-def _operator_cells(row: Operator, on_device: bool) -> list[str]:
-    cells = [clean(row["name"], LONGEST_OPERATOR), f"{row['calls']:,}"]
-    cells += [_number(row["cpu_self_ms"]), _one_digit(row["cpu_self_pct"])]
-    return [*cells, _number(row["device_total_ms"]), _one_digit(row["device_pct"])] if on_device else cells
-
-
-def _not_recorded(data: ReportData) -> list[str]:
-    missing = "; ".join(f"{remark.what}: {unknown(remark.reason)}" for remark in data.manifest.unavailable)
-    return [f"Not in the trace: {missing}"] if missing else []
-
-
-def _one_digit(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.1f}"
+    of_what = f"Of {recorded} in {clean(manifest.dtype)}. " if manifest.steps_recorded else ""
+    missing = [f"Not in the trace: {remark.what}: {unknown(remark.reason)}." for remark in manifest.unavailable]
+    notes = [f"{of_what}The profiler slows what it watches: read shares, not times.", *missing]
+    return [Folded(OPERATORS, [BulletList(notes), picture])]

@@ -59,7 +59,7 @@ Switch = Annotated[
     BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
 ]
 VariantName = Literal[
-    "sorted", "float32_prepared", "half_threads", "float32_fast", "bfloat16", "float16", "int8", "compiled",
+    "sorted", "float32_prepacked", "half_threads", "float32_fast", "bfloat16", "float16", "int8", "compiled",
     "bfloat16_compiled", "onnxruntime", "onnxruntime_int8", "openvino", "openvino_bfloat16", "openvino_int8",
     "sorted_half", "use_cache_off", "sdpa", "sdpa_math", "sdpa_mem_efficient", "sdpa_cudnn", "sdpa_flash", "eager",
     "sdpa_fa3", "sdpa_fa4", "flash_attention_2", "flash_attention_3", "flash_attention_4", "fp8",

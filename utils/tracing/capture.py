@@ -136,7 +136,7 @@ def _derive(layout: Layout, taken: CaptureManifest, shape: Shape, peak_flops_per
 def _peak_flops_per_s(layout: Layout, dtype: str) -> float | None:
     """Return the measured limit that step 02 left for this dtype, or None without one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        for each in files.read_json(layout.metrics)["ceilings"]["compute"]:
-            if each["dtype"] == dtype and each["is_configured"]:
-                return each["flops_per_s"]
+        for ceiling in files.read_json(layout.metrics)["ceilings"]["compute"]:
+            if ceiling["dtype"] == dtype and ceiling["is_configured"]:
+                return float(ceiling["flops_per_s"])
     return None

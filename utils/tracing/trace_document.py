@@ -5,7 +5,7 @@ explains the keys.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,9 +14,6 @@ from msgspec.structs import asdict
 import boundby
 from boundby.trace import Analysis, Breakdown, Spread, ncu_command, table_rows
 from utils.tracing.traces import Examination, Examined, Pair
-
-if TYPE_CHECKING:
-    from boundby.trace import Amount, Change, Part, TimeChange
 
 SCHEMA_VERSION = 1
 Document = dict[str, Any]
@@ -48,32 +45,18 @@ def of(examination: Examination, peak_flops_per_s: float | None = None) -> Docum
         "operators_by": examination.group_by,
         "traces": [_trace(trace, peak_flops_per_s) for trace in examination.traces],
         "slowest": examination.slowest,
-        "left_out": _told(examination.left_out),
+        "left_out": _plain(examination.left_out),
     }
 
 
 def of_pair(pair: Pair) -> Document:
-    """Return what differs in B from A; changes are B minus A."""
-    diff = pair.diff
-    a, b = diff.step_a, diff.step_b
+    """Return both traces side by side, amounts of B beside those of A; a side is None where only the other has it."""
     return {
         **_head("trace_diff"),
         "a": subject(pair.a),
         "b": subject(pair.b),
-        "unlike": _told(diff.unlike),
-        "is_per_step": diff.is_per_step,
-        "operators_matched_by": diff.matched_by,
-        "step": {
-            "a": _told(a),
-            "b": _told(b),
-            "median_change_ms": _milliseconds(b.median_ns - a.median_ns) if a and b else None,
-            "is_beyond_spread": diff.is_beyond_spread,
-        },
-        "parts": [_part(part) for part in diff.parts],
-        "busy": [_time(change) for change in diff.busy],
-        "idle": [_time(change) for change in diff.idle],
-        "operators": [_changed_operator(change) for change in diff.operators],
-        "kernels": [_changed_kernel(change) for change in diff.kernels],
+        "is_beyond_spread": pair.diff.is_beyond_spread,
+        **_plain(pair.diff),
     }
 
 
@@ -93,7 +76,7 @@ def subject(trace: Examined) -> Document:
         "steps": _steps(analysis),
         "is_conclusive": not trace.is_inconclusive,
         "verdict": trace.verdict.as_dict(),
-        "findings": _told(analysis.findings),
+        "findings": _plain(analysis.findings),
     }
 
 
@@ -106,11 +89,11 @@ def _trace(trace: Examined, peak_flops_per_s: float | None) -> Document:
     return {
         **subject(trace),
         "devices": [_device(device) for device in analysis.devices],
-        "launches": _told(analysis.launches),
-        "memory": _told(analysis.memory),
-        "annotations": _told(analysis.annotations),
+        "launches": _plain(analysis.launches),
+        "memory": _plain(analysis.memory),
+        "annotations": _plain(analysis.annotations),
         "operators": table_rows(trace.operators, peak_flops_per_s),
-        "kernels": _told(analysis.kernels),
+        "kernels": _plain(analysis.kernels),
         "nsight_compute": analysis.slowest_launch and ncu_command(analysis.slowest_launch),
     }
 
@@ -128,29 +111,29 @@ def _steps(analysis: Analysis) -> Document:
 
 
 def _device(device: Breakdown) -> Document:
-    told = _told(device)
-    del told["step_quartiles"]  # `steps` has what they are of
+    content: Document = _plain(device)
+    del content["step_quartiles"]  # `steps` has what they are of
     details = device.cause_details.items()
-    told["idle_details"] = {
+    content["idle_details"] = {
         cause: [{"host_in": name, "ms": spent / 1e6} for name, spent in names] for cause, names in details
     }
-    return told
+    return content
 
 
-def _told(record: Any) -> Any:
+def _plain(record: Any) -> Any:
     """Return a record, or a list of some, as plain values under the names of the document, with its units."""
     if isinstance(record, list | tuple):
-        return [_told(item) for item in record]
+        return [_plain(item) for item in record]
     if isinstance(record, Mapping):
-        return {key: _told(item) for key, item in record.items()}
+        return {key: _plain(item) for key, item in record.items()}
     if not isinstance(record, msgspec.Struct):
         return record
-    told, names = {}, NAMES.get(type(record).__name__, {})
+    content, names = {}, NAMES.get(type(record).__name__, {})
     for field, value in asdict(record).items():
         name = names.get(field) or (f"{field.removesuffix('_ns')}_ms" if field.endswith("_ns") else field)
         unit = UNITS.get(name.rpartition("_")[2])
-        told[name] = _in_unit(unit, value) if unit else _told(value)
-    return told
+        content[name] = _in_unit(unit, value) if unit else _plain(value)
+    return content
 
 
 def _in_unit(unit: Callable[[float], float], value: Any) -> Any:
@@ -162,55 +145,6 @@ def _in_unit(unit: Callable[[float], float], value: Any) -> Any:
     if isinstance(value, Spread):
         return {name.removesuffix("_ns"): unit(item) for name, item in asdict(value).items()}
     return None if value is None else unit(value)
-
-
-def _time(change: "TimeChange") -> Document:
-    return {**_told(change), "change_ms": change.change_ns / 1e6}
-
-
-def _part(part: "Part") -> Document:
-    told = _told(part)
-    by = told["mostly"]
-    if by is not None:
-        caller = by.pop("caller")
-        by |= dict(zip(("called_by", "called_in"), caller or (None, None), strict=True))
-    return told
-
-
-def _changed_operator(change: "Change") -> Document:
-    return {
-        "name": change.name,
-        "input_shapes": change.input_shapes,
-        "place": change.place,
-        "only_in": change.only_in,
-        **_sides(change, "calls", "calls"),
-        **_sides(change, "cpu_self_ns", "cpu_self_ms"),
-        **_sides(change, "device_self_ns", "device_self_ms"),
-        **_sides(change, "device_total_ns", "device_total_ms"),
-    }
-
-
-def _changed_kernel(change: "Change") -> Document:
-    return {
-        "name": change.name,
-        "kind": change.kind,
-        "only_in": change.only_in,
-        **_sides(change, "calls", "calls"),
-        **_sides(change, "device_self_ns", "total_ms"),
-        "per_call_us_a": _per_call_us(change.a),
-        "per_call_us_b": _per_call_us(change.b),
-    }
-
-
-def _sides(change: "Change", quantity: str, name: str) -> dict[str, float | None]:
-    """Return a quantity in A, in B, and the difference; a trace without the operator has null."""
-    a, b = (getattr(side, quantity) if side else None for side in (change.a, change.b))
-    values = {f"{name}_a": a, f"{name}_b": b, f"{name}_change": change.difference(quantity)}
-    return {key: _milliseconds(value) for key, value in values.items()} if quantity.endswith("_ns") else values
-
-
-def _per_call_us(side: "Amount | None") -> float | None:
-    return None if side is None or side.per_call_ns is None else side.per_call_ns / 1e3
 
 
 def _milliseconds(nanoseconds: float | None) -> float | None:

@@ -50,12 +50,12 @@ UNEQUAL = "since a trace has no steps"
 SORTED = {"device_self_ms": "device self time", "cpu_self_ms": "CPU self time"}
 
 
-def lines(examination: Examination, place: int | None = None, top: int | None = None) -> list[str]:
-    """Return what the traces say, in lines of at most 120 columns; in detail the one at `place`, or the slowest."""
-    place, top = examination.slowest if place is None else place, top or TOP
-    trace = examination.traces[place]
+def lines(examination: Examination, index: int | None = None, top: int | None = None) -> list[str]:
+    """Return what the traces say, in lines of at most 120 columns; in detail the one at `index`, or the slowest."""
+    index, top = examination.slowest if index is None else index, top or TOP
+    trace = examination.traces[index]
     analysis = trace.analysis
-    shown = plain_text.lines([*_left_out(examination.left_out), *_ranks(examination, place), *blocks(trace)])
+    shown = plain_text.lines([*_left_out(examination.left_out), *_ranks(examination, index), *blocks(trace)])
     if trace.operators:
         by = _order(analysis.devices[0])
         title = f"Top operators by {SORTED[by]}, grouped by {examination.group_by}"
@@ -90,11 +90,11 @@ def headline(trace: Examined) -> str:
         return f"INCONCLUSIVE: {meaning}: {clean(why, 300)}"
     if bound == "mixed":
         which = "between" if len(verdict.alternatives) > 1 else "perhaps"
-        said = [meaning, f"{which} {others}" if others else ""]
+        parts = [meaning, f"{which} {others}" if others else ""]
     else:
         whole = "" if share is None else f", {percent(share, 1)} of the window"
-        said = [f"{meaning}{whole}", f"it may also be {others}" if others else ""]
-    return f"{bound.upper()}: {'; '.join(filter(None, [*said, f'confidence {verdict.confidence}']))}"
+        parts = [f"{meaning}{whole}", f"it may also be {others}" if others else ""]
+    return f"{bound.upper()}: {'; '.join(filter(None, [*parts, f'confidence {verdict.confidence}']))}"
 
 
 def subject(trace: Examined) -> str:
@@ -166,8 +166,8 @@ def _verdict(verdict: Verdict) -> list[Block]:
     gains = [f"at most {_factor(gain.at_most)} times: {gain.fix} ({gain.basis})" for gain in verdict.gains]
     first = verdict.gains[0].fix.change.steps[:1] if verdict.gains and not is_open else ()
     return [
-        *_listing("What to do, what helps most first (bounds, not promises; they do not multiply):", gains),
-        *(Paragraph(step, strong="To begin with:") for step in first),
+        *_listing("What to do, largest gain first (upper bounds; gains do not multiply):", gains),
+        *(Paragraph(step, strong="First step:") for step in first),
         *_listing("Evidence:", verdict.evidence),
         *_listing("Doubts:", list(map(str, doubts))),
     ]
@@ -217,30 +217,29 @@ def _communication(trace: Examined) -> list[tuple[str, str]]:
     )
     if not spent:
         return []
-    known = "" if hidden is None else f"{percent(hidden, 1)} of it is hidden behind computation, "
-    text = f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms are not"
+    known = "" if hidden is None else f"{percent(hidden, 1)} of it overlaps computation, "
+    text = f"{_ms(spent)} ms; {known}{_ms(device.exposed_ns['communication'])} ms do not"
     if trace.waits_ns is not None and collectives and collectives.total_ns:
-        text += (
-            f"; {percent(trace.waits_ns / collectives.total_ns, 1)} of it is waiting for other ranks, the rest transfer"
-        )
+        waiting = percent(trace.waits_ns / collectives.total_ns, 1)
+        text += f"; {waiting} of it is waiting for other ranks, the rest is transfer"
     return [("Communication", text)]
 
 
-def _ranks(examination: Examination, place: int) -> list[Block]:
+def _ranks(examination: Examination, index: int) -> list[Block]:
     """Return the traces side by side, where there are several."""
     traces = examination.traces
     if len(traces) < 2:
         return []
     size = max(trace.analysis.world_size or 0 for trace in traces)
     missing = size - len({trace.rank for trace in traces} - {None})
-    notes = ["own: a step without the communication that nothing hides; the slowest takes longest for itself"]
+    notes = ["own: a step without exposed communication; the slowest rank has the most"]
     notes += [f"{missing} of {size} ranks are not among these traces"] if missing > 0 else []
     headers = ["rank", "trace", "step ms\nmedian", "own ms\nper step", "busy\n%", "idle\n%"]
     headers += ["communi-\ncation %", "bound"]
     rows = [_rank(trace, is_slowest=number == examination.slowest) for number, trace in enumerate(traces)]
     return [
         Table(headers, rows, left=[1, 7], caption=f"{len(traces)} traces", notes=notes),
-        Heading(f"In detail: {clean(Path(traces[place].analysis.path).name)}"),
+        Heading(f"In detail: {clean(Path(traces[index].analysis.path).name)}"),
     ]
 
 
@@ -275,8 +274,8 @@ def _devices(devices: Sequence[Breakdown]) -> list[Block]:
         ]
         for device in devices
     ]
-    note = "what follows is about the first, which is the busiest"
-    return [Table(["device", "busy %", "idle %", "idle mostly for"], rows, left=[3], caption="Devices", notes=[note])]
+    note = "the tables below are of the first, the busiest"
+    return [Table(["device", "busy %", "idle %", "main idle cause"], rows, left=[3], caption="Devices", notes=[note])]
 
 
 def _spent(device: Breakdown) -> Block:
@@ -294,7 +293,7 @@ def _spent(device: Breakdown) -> Block:
     telling = [name for name, spent in idle if spent > TELLING_SHARE * device.window_ns]
     notes = [f"{words.plain(name)}: {words.cause(name, on_host)}" for name in telling]
     who = "the host" if on_host else f"device {device.device}"
-    headers = ["", "ms", "% of\nwindow", "the host meanwhile, ms"]
+    headers = ["", "ms", "% of\nwindow", "host activity, ms"]
     return Table(headers, rows, left=[0, 3], caption=f"Where the time of {who} went", notes=notes)
 
 
@@ -334,31 +333,31 @@ def _steps(steps: Sequence[StepTimes]) -> list[Block]:
         share = f"{100 * sum(step.idle_ns.values()) / whole:.1f}" if whole else NOTHING
         rows.append([str(step.number), _ms(whole), share, _main_cause(step.idle_ns)])
     caption = "Steps" if len(longest) == len(steps) else f"The {len(longest)} longest of {len(steps)} steps"
-    return [Table(["step", "ms", "idle %", "idle mostly for"], rows, left=[3], caption=caption)]
+    return [Table(["step", "ms", "idle %", "main idle cause"], rows, left=[3], caption=caption)]
 
 
 def _launches(launches: LaunchStats) -> list[Block]:
     if not launches.work:
         return []
     calls = [f"{launches.calls:,}: {_spread(launches.call)}"]
-    calls += [f"{launches.calls_without_work:,} without work in the trace"] if launches.calls_without_work else []
-    calls += [f"{launches.work_without_call:,} pieces of work without a call"] if launches.work_without_call else []
+    calls += [f"{launches.calls_without_work:,} without a kernel or copy"] if launches.calls_without_work else []
+    calls += (
+        [f"{launches.work_without_call:,} device operations without a launch"] if launches.work_without_call else []
+    )
     pairs = [
-        ("Launching calls", "; ".join(calls)),
-        ("From call to work", _spread(launches.delay)),
-        ("Shorter than its call", f"{launches.shorter_than_call:,} kernels, of {launches.work:,} pieces of work"),
+        ("Kernel launches", "; ".join(calls)),
+        ("Launch delay", _spread(launches.delay)),
+        ("Shorter than launch", f"{launches.shorter_than_call:,} kernels, of {launches.work:,} device operations"),
     ]
     if launches.mean_queue is not None and launches.empty_queue_share is not None:
-        depth = f"{number(launches.mean_queue)} pieces of work on average, {launches.deepest_queue:,} at most"
-        pairs.append(
-            ("Waiting in the queue", f"{depth}; none for {percent(launches.empty_queue_share, 1)} of the window")
-        )
+        depth = f"{number(launches.mean_queue)} device operations on average, {launches.deepest_queue:,} at most"
+        pairs.append(("Queue depth", f"{depth}; empty for {percent(launches.empty_queue_share, 1)} of the window"))
     return [DefinitionList(pairs)]
 
 
 def _spread(spread: Spread | None) -> str:
     if spread is None:
-        return "unknown (no work is joined to its call)"
+        return "unknown (no kernel is linked to its launch)"
     median, p95, longest = map(_duration, (spread.median_ns, spread.p95_ns, spread.max_ns))
     return f"median {median}, 95 % within {p95}, longest {longest}"
 
@@ -394,7 +393,7 @@ def _kernels(analysis: Analysis, top: int) -> list[Block]:
         ]
         for kernel in analysis.kernels[:top]
     ]
-    headers = ["kernel", "ms", "%", "calls", "median\nus", "launched mostly by"]
+    headers = ["kernel", "ms", "%", "calls", "median\nus", "launched by"]
     table = Table(headers, rows, left=[0, 5], notes=_more(len(analysis.kernels), top))
     return [Heading("Top kernels, copies and memsets"), table]
 
@@ -406,9 +405,9 @@ def _annotations(analysis: Analysis, top: int) -> list[Block]:
         [clean(stat.name), f"{stat.calls:,}", _ms(stat.host_ns), _ms(stat.device_ns)]
         for stat in analysis.annotations[:top]
     ]
-    headers = ["range", "calls", "host ms", "device ms\nlaunched in it"]
-    notes = [*_more(len(analysis.annotations), top), "device time counts for the innermost range"]
-    return [Heading("Ranges that the program marks"), Table(headers, rows, left=[0], notes=notes)]
+    headers = ["annotation", "calls", "host ms", "device ms\nlaunched"]
+    notes = [*_more(len(analysis.annotations), top), "device time counts for the innermost annotation"]
+    return [Heading("User annotations"), Table(headers, rows, left=[0], notes=notes)]
 
 
 def _more(count: int, top: int) -> list[str]:
@@ -417,23 +416,22 @@ def _more(count: int, top: int) -> list[str]:
 
 def _peak(peak: "TracedMemory") -> str:
     who = "the CPU" if peak["device"] is None else f"GPU {peak['device']}"
-    said = f"on {who} at most {memory_size(peak['peak_bytes'])} were allocated at once"
+    sentence = f"on {who} at most {memory_size(peak['peak_bytes'])} were allocated at once"
     if peak["earlier_bytes"] is None:
-        said += ", not counting what was there before the trace"
+        sentence += ", not counting what was there before the trace"
     else:
-        said += f", of which {memory_size(peak['earlier_bytes'])} before the trace"
+        sentence += f", of which {memory_size(peak['earlier_bytes'])} before the trace"
     if peak["peak_reserved_bytes"]:
-        said += f"; the allocator held {memory_size(peak['peak_reserved_bytes'])}"
+        sentence += f"; the allocator held {memory_size(peak['peak_reserved_bytes'])}"
     if not peak["kept_per_step_bytes"]:
-        return f"{said}."
-    kept = f"Every step leaves at least {memory_size(peak['kept_per_step_bytes'])} more behind than it found"
-    return f"{said}. {kept}: something keeps what it should drop."
+        return f"{sentence}."
+    return f"{sentence}. It grows by at least {memory_size(peak['kept_per_step_bytes'])} per step: a leak."
 
 
 def _owners(peak: "TracedMemory") -> list[Block]:
     rows = [
         [
-            clean(owner["operator"] or "outside of all operators", LONGEST_OWNER),
+            clean(owner["operator"] or "outside operators", LONGEST_OWNER),
             clean(owner["inside"] or NOTHING, LONGEST_OWNER),
             number(owner["bytes"] / 1e6),
             f"{100 * owner['bytes'] / peak['peak_bytes']:.1f}",
@@ -443,7 +441,7 @@ def _owners(peak: "TracedMemory") -> list[Block]:
         if owner["bytes"] >= LEAST_OWNED * peak["peak_bytes"]
     ]
     headers = ["allocated by", "inside", "MB", "% of\npeak", "alloca-\ntions"]
-    return [Table(headers, rows, left=[0, 1], caption="Whose memory it was at the peak")] if rows else []
+    return [Table(headers, rows, left=[0, 1], caption="Memory at the peak, by operator")] if rows else []
 
 
 # What differs between two traces
@@ -458,12 +456,12 @@ def _step_spread(spread: "StepSpread | None") -> str:
 
 def _warnings(unlike: "Sequence[Unlike]") -> list[Block]:
     """Return why the numbers below may not be of the program, before any of them."""
-    return _listing("Not like with like:", [clean(f"{each.text}.", 300) for each in unlike])
+    return _listing("Not like with like:", [clean(f"{difference.text}.", 300) for difference in unlike])
 
 
 def _change_of(diff: "Diff") -> list[Block]:
     """Return what the change is made of, the largest part first."""
-    whole = sum(each.change_ns for each in (*diff.busy, *diff.idle))
+    whole = sum(change.change_ns for change in (*diff.busy, *diff.idle))
     if not diff.parts:
         return []
     of = "The window, per step, is" if diff.is_per_step else "The window is"
@@ -487,8 +485,8 @@ def _part_text(part: "Part") -> str:
     text = f"{text}, mostly {clean(frame_name(by.name), LONGEST_CONTRIBUTOR)} ({', '.join(known)})"
     if by.caller is None:
         return text
-    places = [frame_name(each) for each in by.caller if each]
-    return f"{text}, called from {clean(' in '.join(places), LONGEST_CONTRIBUTOR)}"
+    callers = [frame_name(name) for name in (by.caller.operator, by.caller.location) if name]
+    return f"{text}, called from {clean(' in '.join(callers), LONGEST_CONTRIBUTOR)}"
 
 
 def _changed_times(changes: "Sequence[TimeChange]", per: str) -> Block:
@@ -511,7 +509,7 @@ def _changed_operators(changes: "Sequence[Change]", per: str, top: int) -> list[
     headers += ["device self\nA ms", "device self\nB ms", "change"] if on_device else []
     rows = [
         [
-            clean(f"{change.name} {change.input_shapes or change.place or ''}", LONGEST_CHANGED_OPERATOR),
+            clean(f"{change.name} {change.input_shapes or change.location or ''}", LONGEST_CHANGED_OPERATOR),
             *_calls(change),
             *(cell for quantity in quantities for cell in _both(change, quantity)),
         ]
@@ -555,10 +553,10 @@ def _both(change: "Change", quantity: str) -> list[str]:
 def _beyond(changes: "Sequence[Change]", top: int) -> Iterator[str]:
     """Yield what the table does not show."""
     alone = {side: sum(change.only_in == side for change in changes) for side in ("a", "b")}
-    said = [f"and {len(changes) - top:,} more that differ"] if len(changes) > top else []
-    said += [f"{count:,} in {side.upper()} only" for side, count in alone.items() if count]
-    if said:
-        yield f"{'; '.join(said)}."
+    parts = [f"and {len(changes) - top:,} more differ"] if len(changes) > top else []
+    parts += [f"{count:,} in {side.upper()} only" for side, count in alone.items() if count]
+    if parts:
+        yield f"{'; '.join(parts)}."
 
 
 def _signed(value: float) -> str:

@@ -5,20 +5,20 @@ import re
 from boundby.formatting import clean
 
 BOUNDS = {
-    "compute": "the device is busy with matrix products, convolutions and attention",
-    "memory": "the device is busy with work that moves more than it computes",
-    "launch": "the device waits for the host: launching, Python, synchronisation, allocator or compiler",
+    "compute": "the device is busy with matmuls, convolutions and attention",
+    "memory": "the device is busy with memory-bound kernels",
+    "launch": "the device waits for the host: dispatch, Python, synchronisation, allocator or compiler",
     "input": "the device waits for the input pipeline",
-    "transfer": "the device is busy with copies that nothing hides",
-    "communication": "the device is busy with communication that nothing hides",
-    "optimizer": "the device is busy with steps of the optimizer",
-    "under_utilised": "the device is busy with work too small to use it",
+    "transfer": "the device is busy with copies that nothing overlaps",
+    "communication": "the device is busy with communication that nothing overlaps",
+    "optimizer": "the device is busy with optimizer steps",
+    "under_utilised": "the device is busy with kernels too small to fill it",
     "mixed": "no single cause stands out",
     "inconclusive": "nothing can be concluded from this trace",
 }
 HOST_BOUNDS = {  # of a trace without work of a device
-    "compute": "the host is busy with matrix products, convolutions and attention",
-    "memory": "the host is busy with operators that move more than they compute",
+    "compute": "the host is busy with matmuls, convolutions and attention",
+    "memory": "the host is busy with memory-bound operators",
     "launch": "the host is mostly outside of operators: Python, and what lies between them",
     "input": "the host waits for the input pipeline",
 }
@@ -31,24 +31,24 @@ KINDS = {
 }
 CAUSES = {
     "input": "waiting for the next batch of the DataLoader",
-    "synchronisation": "waiting for the device (.item(), .cpu(), synchronize), and issuing what the wait held up",
-    "launch": "issuing the work: operators, launching calls, and the Python between them",
+    "synchronisation": "waiting for the device (.item(), .cpu(), synchronize), and launching what the wait held up",
+    "launch": "dispatch: operators, kernel launches, and the Python between them",
     "allocator": "allocating or freeing device memory",
     "compile": "compiling kernels",
-    "launch_latency": "from the launching call to the start of the work; the host was in time",
+    "launch_latency": "from the launch to the start of the kernel; the host was in time",
     "stream_wait": "waiting for an event of another stream",
-    "untraced": "the trace does not say: no event on the host, or work without its launch",
-    "python": "Python of the program itself, in pieces longer than lie between two operators",
-    "tokenizing": "turning texts into tokens",
+    "untraced": "unexplained: no host event, or a kernel without its launch",
+    "python": "the program's own Python, in stretches longer than between two operators",
+    "tokenizing": "tokenizing texts",
     "garbage_collection": "Python's garbage collector",
     "saving": "writing checkpoints and other files",
     "loading": "starting the device, or loading a kernel at its first use",
-    "driver": "launching calls that the driver kept waiting, mostly for a call of another thread",
-    "graph_pause": "pauses of the device between the kernels of one graph",
+    "driver": "launches that the driver blocked, mostly for a call of another thread",
+    "graph_pause": "pauses between the kernels of one CUDA graph",
 }
 HOST_CAUSES = {  # of a trace without work of a device, where idle is time outside of all operators
     "launch": "Python and other calls between the operators",
-    "untraced": "outside of everything that was traced: Python without a name, or threads that were not recorded",
+    "untraced": "outside all recorded events: Python without a name, or threads that were not recorded",
 }
 DEMANGLED = re.compile(r"[<(:]")
 NAMESPACE = re.compile(r"(?:\b\w+|\(anonymous namespace\)|\{anonymous\}|<unnamed>)::")

@@ -86,20 +86,20 @@ class Examination(msgspec.Struct, frozen=True):
     @property
     def is_finding(self) -> bool:
         """Whether a trace is inconclusive or a file that should be one is unreadable."""
-        return any(each.is_inconclusive for each in self.traces) or any(each.is_fault for each in self.left_out)
+        return any(trace.is_inconclusive for trace in self.traces) or any(file.is_fault for file in self.left_out)
 
     @property
     def slowest(self) -> int:
-        """The place of the trace that takes longest for itself."""
-        return max(range(len(self.traces)), key=lambda place: self.traces[place].own_ns_per_step)
+        """The index of the trace that takes longest for itself."""
+        return max(range(len(self.traces)), key=lambda index: self.traces[index].own_ns_per_step)
 
-    def place(self, rank: int | None) -> int:
-        """Return the place of the trace of this rank, for None of the slowest. Raises InputError without one."""
+    def index_of(self, rank: int | None) -> int:
+        """Return the index of the trace of this rank, for None of the slowest. Raises InputError without one."""
         if rank is None:
             return self.slowest
-        ranks = [each.rank for each in self.traces]
+        ranks = [trace.rank for trace in self.traces]
         if rank not in ranks:
-            known = listed([each for each in ranks if each is not None]) or "none"
+            known = listed([known for known in ranks if known is not None]) or "none"
             raise InputError(f"no trace is of rank {rank}; the ranks that are known are: {known}")
         if ranks.count(rank) > 1:
             raise InputError(f"{ranks.count(rank)} of the traces are of rank {rank}; name the one file instead")
@@ -108,10 +108,10 @@ class Examination(msgspec.Struct, frozen=True):
     def only(self, rank: int | None) -> Examined:
         """Return the trace of this rank, or the only one. Raises InputError where it is not clear which is meant."""
         if rank is None and len(self.traces) > 1:
-            apart = any(each.analysis.process is not None for each in self.traces)
+            apart = any(trace.analysis.process is not None for trace in self.traces)
             way_out = "give the file of one process" if apart else "say which with --rank N"
             raise InputError(f"there are {len(self.traces)} traces to choose from; {way_out}")
-        return self.traces[0 if len(self.traces) == 1 else self.place(rank)]
+        return self.traces[0 if len(self.traces) == 1 else self.index_of(rank)]
 
 
 class Pair(msgspec.Struct, frozen=True, dict=True):
@@ -144,11 +144,11 @@ def examine(
 ) -> Examination:
     """Return what the traces say. Of a folder, every file that holds a trace is taken.
 
-    A file of several processes gives a trace of each, where what they launched can be told apart.
+    A file of several processes gives a trace of trace, where what they launched can be told apart.
 
     Raises InputError where not a single one is usable.
     """
-    found: list[Examined] = []
+    examined: list[Examined] = []
     left_out: list[LeftOut] = []
     for path, is_named in _candidates(paths):
         try:
@@ -159,14 +159,14 @@ def examine(
             is_fault = is_named or not isinstance(error, NotATrace)
             left_out.append(LeftOut(str(path), _reason(error), is_fault))
             continue
-        for each in by_process(trace):
-            analysis = analyze(each, expected_steps=expected_steps)
-            called_by = callers(each) if with_callers else None
-            found.append(Examined.of(analysis, _grouped(each, analysis, group_by), called_by))
-    if not found:
-        reasons = "; ".join(each.reason for each in left_out) or f"no *.json, plain or packed, in {listed(paths)}"
+        for process in by_process(trace):
+            analysis = analyze(process, expected_steps=expected_steps)
+            called_by = callers(process) if with_callers else None
+            examined.append(Examined.of(analysis, _grouped(process, analysis, group_by), called_by))
+    if not examined:
+        reasons = "; ".join(file.reason for file in left_out) or f"no *.json, plain or packed, in {listed(paths)}"
         raise InputError(f"no trace to analyse: {reasons}; give files that torch.profiler wrote, or their folder")
-    traces = _judged_together(sorted(_ranked(found), key=_order))
+    traces = _judged_together(sorted(_ranked(examined), key=_order))
     return Examination(traces, tuple(left_out), group_by)
 
 
@@ -178,26 +178,26 @@ def write_flame_graph(trace_path: str, path: Path) -> bool:
     stacks = folded_stacks(read_trace(trace_path))
     if stacks:
         title = f"Where {Path(trace_path).name} spent its time"
-        files.write_text(path, flame_graph.page(stacks, title, "Python stacks, by the time of the host in each frame"))
+        files.write_text(path, flame_graph.page(stacks, title, "Python stacks, by the time of the host in trace frame"))
     return bool(stacks)
 
 
 def _judged_together(traces: Sequence[Examined]) -> tuple[Examined, ...]:
     """Return the traces judged again where those of all ranks tell who waits for whom; the slowest waits for nobody."""
-    known = [each.analysis.collectives for each in traces]
-    ranks = [each.rank for each in traces]
-    met = [each for each in known if each is not None]
+    known = [trace.analysis.collectives for trace in traces]
+    ranks = [trace.rank for trace in traces]
+    met = [collectives for collectives in known if collectives is not None]
     waits = waits_ns(met) if len(met) == len(traces) and None not in ranks and len(set(ranks)) == len(ranks) else None
     if waits is None:
         return tuple(traces)
     last = ranks[min(range(len(waits)), key=waits.__getitem__)]
     return tuple(
         msgspec.structs.replace(
-            each, verdict=judge_trace(each.analysis, Waiting(wait / own.total_ns, last)), waits_ns=wait
+            trace, verdict=judge_trace(trace.analysis, Waiting(wait / own.total_ns, last)), waits_ns=wait
         )
-        if last is not None and each.rank != last and own.total_ns
-        else msgspec.structs.replace(each, waits_ns=wait)
-        for each, own, wait in zip(traces, met, waits, strict=True)
+        if last is not None and trace.rank != last and own.total_ns
+        else msgspec.structs.replace(trace, waits_ns=wait)
+        for trace, own, wait in zip(traces, met, waits, strict=True)
     )
 
 
@@ -205,11 +205,11 @@ def _candidates(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Yield each file once, and whether it was named."""
     seen = set()
     for path in paths:
-        inside = sorted(each for pattern in PATTERNS for each in path.glob(pattern)) if path.is_dir() else [path]
-        for each in inside:
-            if each.resolve() not in seen:
-                seen.add(each.resolve())
-                yield each, each is path
+        inside = sorted(file for pattern in PATTERNS for file in path.glob(pattern)) if path.is_dir() else [path]
+        for file in inside:
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                yield file, file is path
 
 
 def _reason(error: Exception) -> str:
@@ -224,21 +224,21 @@ def _grouped(trace: Trace, analysis: Analysis, group_by: str) -> tuple[OpStat, .
     return analysis.operators if group_by == "shapes" else tuple(op_stats(trace, (cast(Grouping, group_by),)))
 
 
-def _ranked(found: Sequence[Examined]) -> Iterator[Examined]:
+def _ranked(traces: Sequence[Examined]) -> Iterator[Examined]:
     """Yield the traces with the rank in their file name where they do not state one."""
-    for each in found:
-        name = Path(each.analysis.path).name
-        said = RANK.search(name)
-        number = NUMBER.search(name) if len(found) > 1 else None
-        if each.rank is not None:
-            yield each
-        elif said:
-            yield msgspec.structs.replace(each, rank=int(said[1]))
-        elif number and int(number[1]) < len(found):
-            yield msgspec.structs.replace(each, rank=int(number[1]))
+    for trace in traces:
+        name = Path(trace.analysis.path).name
+        named = RANK.search(name)
+        number = NUMBER.search(name) if len(traces) > 1 else None
+        if trace.rank is not None:
+            yield trace
+        elif named:
+            yield msgspec.structs.replace(trace, rank=int(named[1]))
+        elif number and int(number[1]) < len(traces):
+            yield msgspec.structs.replace(trace, rank=int(number[1]))
         else:
-            yield each
+            yield trace
 
 
-def _order(each: Examined) -> tuple[bool, int, str]:
-    return each.rank is None, each.rank or 0, each.analysis.path
+def _order(trace: Examined) -> tuple[bool, int, str]:
+    return trace.rank is None, trace.rank or 0, trace.analysis.path

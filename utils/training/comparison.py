@@ -65,11 +65,11 @@ class TrainingComparison:
 
 def are_trainings(runs: Sequence[Path]) -> bool:
     """Tell whether all are folders of training runs. Raises InputError where some alone are."""
-    found = [bool(run.is_dir() and any(run.glob("*stage_times.json"))) for run in runs]
-    if any(found) and not all(found):
-        other = runs[found.index(False)]
+    are_runs = [bool(run.is_dir() and any(run.glob("*stage_times.json"))) for run in runs]
+    if any(are_runs) and not all(are_runs):
+        other = runs[are_runs.index(False)]
         raise InputError(f"{other} is no training run, and the others are; compare runs of one kind")
-    return all(found)
+    return all(are_runs)
 
 
 def compare(runs: Sequence[Path], minimum_effect: float | None = None) -> list[TrainingComparison]:
@@ -79,14 +79,14 @@ def compare(runs: Sequence[Path], minimum_effect: float | None = None) -> list[T
     if minimum_effect is not None and not minimum_effect > 0:
         raise InputError(f"--minimum-effect is {100 * minimum_effect:g}; give a percentage above 0, such as 2")
     first, a = runs[0], _first_process(runs[0])
-    found = []
+    comparisons = []
     for run in runs[1:]:
         try:
             judged = contrast(a, _first_process(run), minimum_effect)
         except ValueError as error:
             raise InputError(f"{run} against {first}: {error}") from None
-        found.append(TrainingComparison(first, run, judged, tuple(differences(_settings(first), _settings(run)))))
-    return found
+        comparisons.append(TrainingComparison(first, run, judged, tuple(differences(_settings(first), _settings(run)))))
+    return comparisons
 
 
 def contrast(a: StageTimes, b: StageTimes, minimum_effect: float | None = None) -> Contrast:
@@ -104,7 +104,7 @@ def contrast(a: StageTimes, b: StageTimes, minimum_effect: float | None = None) 
     names = [STEP_ROW, *_stages(tables)]
     pairs = {name: (_seconds(tables[0], name), _seconds(tables[1], name)) for name in names}
     judged = {name: _independent(*pair) for name, pair in pairs.items()}
-    contrasts = {name: each for name, each in judged.items() if isinstance(each, rounds.Contrast)}
+    contrasts = {name: one for name, one in judged.items() if isinstance(one, rounds.Contrast)}
     effect = minimum_effect or MINIMUM_EFFECT["cuda" if a.device or b.device else "cpu"]
     verdicts = dict(zip(contrasts, rounds.judge(list(contrasts.values()), effect), strict=True))
     rows = tuple(_stage_row(name, pairs[name], tables, verdicts.get(name), judged[name]) for name in names)
@@ -118,11 +118,11 @@ def differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[
     return [(key, first.get(key, MISSING), second.get(key, MISSING)) for key in keys]
 
 
-def _flat(value: object, place: str = "") -> dict[str, str]:
+def _flat(value: object, path: str = "") -> dict[str, str]:
     if isinstance(value, dict) and value:
-        inner = ((f"{place}.{key}" if place else str(key), item) for key, item in value.items())
+        inner = ((f"{path}.{key}" if path else str(key), item) for key, item in value.items())
         return {key: text for name, item in inner for key, text in _flat(item, name).items()}
-    return {place: str(value)} if place else {}
+    return {path: str(value)} if path else {}
 
 
 def _stages(tables: tuple[StepTable, StepTable]) -> list[str]:
@@ -166,24 +166,24 @@ def _stage_row(
     return StageRow(name, shares[0], shares[1], comparison, reason)
 
 
-def lines(found: Sequence[TrainingComparison]) -> list[str]:
+def lines(comparisons: Sequence[TrainingComparison]) -> list[str]:
     """Return what people read."""
-    return plain_text.lines([block for each in found for block in _blocks(each)])
+    return plain_text.lines([block for comparison in comparisons for block in _blocks(comparison)])
 
 
-def told(found: Sequence[TrainingComparison]) -> dict[str, Any]:
+def told(comparisons: Sequence[TrainingComparison]) -> dict[str, Any]:
     """Return the comparisons as plain values for JSON."""
-    comparisons = [
+    documents = [
         {
-            "a": str(each.a),
-            "b": str(each.b),
-            "verdict": each.step.verdict if each.step else None,
-            **asdict(each.contrast),
-            "settings": [dict(zip(("setting", "a", "b"), one, strict=True)) for one in each.settings],
+            "a": str(one.a),
+            "b": str(one.b),
+            "verdict": one.step.verdict if one.step else None,
+            **asdict(one.contrast),
+            "settings": [dict(zip(("setting", "a", "b"), setting, strict=True)) for setting in one.settings],
         }
-        for each in found
+        for one in comparisons
     ]
-    return {"schema_version": SCHEMA_VERSION, "kind": "training_comparison", "comparisons": comparisons}
+    return {"schema_version": SCHEMA_VERSION, "kind": "training_comparison", "comparisons": documents}
 
 
 def _first_process(run: Path) -> StageTimes:
@@ -202,7 +202,7 @@ def _settings(run: Path) -> dict[str, object]:
     return settings if isinstance(settings, dict) else {}
 
 
-def _blocks(found: TrainingComparison) -> list[Block]:
+def _blocks(comparison: TrainingComparison) -> list[Block]:
     rows = [
         (
             row.name,
@@ -210,11 +210,11 @@ def _blocks(found: TrainingComparison) -> list[Block]:
             _ratio(row.comparison),
             row.comparison.verdict if row.comparison else row.reason or NOTHING,
         )
-        for row in found.contrast.rows
+        for row in comparison.contrast.rows
     ]
-    steps = found.contrast.steps
-    caption = f"A: {found.a}, B: {found.b}, by {steps[0]:,} and {steps[1]:,} steps that nothing disturbed"
-    differing = "; ".join(f"{name}: {a} → {b}" for name, a, b in found.settings)
+    steps = comparison.contrast.steps
+    caption = f"A: {comparison.a}, B: {comparison.b}, by {steps[0]:,} and {steps[1]:,} steps that nothing disturbed"
+    differing = "; ".join(f"{name}: {a} → {b}" for name, a, b in comparison.settings)
     return [
         Table(HEADERS, rows, left=(0, 4), caption=caption),
         Paragraph(f"Settings that differ: {differing}." if differing else "No setting is known to differ."),

@@ -48,21 +48,21 @@ def tried(job: Job) -> Iterator[str]:
         return
     steps = max(LEAST_STEPS, math.ceil(ROUND_S / verdict.step_s))
     job.note(f"trying each fix that applies here, in rounds of {steps} steps, about {BUDGET_S:.0f} s in all")
-    found = try_fixes(
+    tried = try_fixes(
         recipe_of(job, steps),
         Timer(synchronize=synchronizer(job.process.device)),
         budget_s=BUDGET_S,
         watch=Watch(HostCounters(), source=gpu_source(job.process.device)),
         told=lambda text, left_s: job.note(f"{text}, {left_s:.0f} s left"),
     )
-    yield from plain_text.lines(scorecard(found, steps))
+    yield from plain_text.lines(scorecard(tried, steps))
     document = {
         "schema_version": SCHEMA_VERSION,
         "kind": "training_trials",
         "steps_of_a_round": steps,
-        "trials": [each.as_dict() for each in found.trials],
-        "untried": [each.as_dict() for each in found.untried],
-        "doubts": [str(each) for each in found.doubts],
+        "trials": [trial.as_dict() for trial in tried.trials],
+        "untried": [refused.as_dict() for refused in tried.untried],
+        "doubts": [str(doubt) for doubt in tried.doubts],
     }
     files.write_json(job.folder / FILE, document)
     yield f"\nin {job.folder / FILE}"
@@ -92,7 +92,7 @@ def recipe_of(job: Job, steps: int) -> Recipe:
     )
 
 
-def scorecard(found: Tried, steps: int) -> list[Block]:
+def scorecard(tried: Tried, steps: int) -> list[Block]:
     """Return what was predicted of each fix beside what was measured, and what to do."""
     rows = [
         *(
@@ -103,19 +103,19 @@ def scorecard(found: Tried, steps: int) -> list[Block]:
                 _factor(trial.measured),
                 _said(trial),
             )
-            for trial in found.trials
+            for trial in tried.trials
         ),
         *(
-            (each.fix.change.tried or str(each.fix), NOTHING, NOTHING, NOTHING, f"not tried: {each.reason}")
-            for each in found.untried
+            (refused.fix.change.tried or str(refused.fix), NOTHING, NOTHING, NOTHING, f"not tried: {refused.reason}")
+            for refused in tried.untried
         ),
     ]
     caption = f"Factors of the speed of the steps, in rounds of {steps} steps with and without each fix, in turn"
-    gaining = [trial for trial in found.trials if trial.outcome == "gains"]
+    gaining = [trial for trial in tried.trials if trial.outcome == "gains"]
     best = max(gaining, key=lambda trial: trial.measured.value, default=None)
     advice = f"{best.fix}: {_factor(best.measured)} times the speed" if best else "nothing that was tried here"
     coarse = "; check the loss curve with it" if best and best.fix.kind == "autocast" else ""
-    said = [f"What gains most: {advice}{coarse}.", *([f"Doubt: {found.doubts[0]}."] if found.doubts else [])]
+    said = [f"What gains most: {advice}{coarse}.", *([f"Doubt: {tried.doubts[0]}."] if tried.doubts else [])]
     return [Table(HEADERS, rows, left=(0, 4), caption=caption), *map(Paragraph, said)]
 
 

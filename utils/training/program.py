@@ -34,7 +34,7 @@ def run(program: Sequence[str], run_id: str | None, output: Path | None, say: Sa
     if shutil.which(program[0]) is None:
         raise InputError(f"{program[0]}: no such program; give what you would type: boundby train -- python train.py")
     started = datetime.now(UTC)
-    named = next((Path(each).stem for each in program[1:] if each.endswith(".py")), Path(program[0]).name)
+    named = next((Path(word).stem for word in program[1:] if word.endswith(".py")), Path(program[0]).name)
     folder = run_folder.named(run_id, output, f"{started:%Y%m%dT%H%M%S}Z-{named}").resolve()
     run_folder.make(folder)
     path = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from boundby import files
 from boundby.capture import Schedule
 from boundby.machine import is_gpu, pick_device
 from boundby.training import ManagerOptions, ProfilerManager, RunFiles, TimerOptions, publish_cycle
@@ -20,7 +19,6 @@ from utils.command import EnvironmentLacksError, InputError, PipelineError, lack
 from utils.training import loop, run_folder, tasks
 from utils.training.progress import FILE, Progress
 from utils.training.settings import Plan, TrainingSettings, plan_for
-from utils.training.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,6 @@ class Process:
     def is_first(self) -> bool:
         """Whether this one writes and says what all have in common."""
         return self.rank == 0
-
-    def wait_for_all(self) -> None:
-        """Wait until every process is here."""
-        if self.world_size > 1:
-            torch.distributed.barrier()
 
 
 @contextlib.contextmanager
@@ -76,7 +69,7 @@ class Job:
     """What is trained, how, where it is written, and who is told."""
 
     settings: TrainingSettings
-    task: Task
+    task: tasks.Task
     plan: Plan
     process: Process
     folder: Path
@@ -109,22 +102,31 @@ After = Callable[[Job], Iterator[str]]
 def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and what follows)
     settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say, after: After | None = None
 ) -> Path:
-    """Train, record if that is wanted, and say what was found; the first process of several speaks for all.
-
-    Returns the folder of the run.
+    """Train, record if that is wanted, report, and return the folder; the first process of several speaks for all.
 
     What `after` does with the run is said last. Raises a PipelineError that names the way out, and whatever ended the
     training.
     """
-    require(settings)
+    if settings.profiling.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise lacking("tensorboard")
     with joined(settings.device) as process:
         folder = claim(process, settings, run_id, output)
-        job = _job(settings, process, folder, note)
+        task = tasks.prepare(settings.model, settings.data.subsample_percentage, settings.training.seed)
+        plan = plan_for(settings.training, len(task.split.training), process.world_size)
+        progress = Progress(folder / FILE if process.is_first else None, plan, note)
+        job = Job(settings, task, plan, process, folder, progress, note)
         if process.is_first:
-            run_folder.describe(folder, settings, job.plan)
+            run_folder.describe(folder, settings, plan)
             note(_opening(job))
-        _train(job)
-        process.wait_for_all()
+        progress.begin()
+        try:
+            fit(job)
+        except BaseException as error:
+            progress.end(error)
+            raise
+        progress.end(None)
+        if process.world_size > 1:
+            torch.distributed.barrier()
         if process.is_first:
             say("\n".join(_closing(job)))
         if after:
@@ -154,24 +156,6 @@ def claim(process: Process, settings: TrainingSettings, run_id: str | None, outp
     raise answers[0] or InputError("the first process named no folder")
 
 
-def _job(settings: TrainingSettings, process: Process, folder: Path, note: Say) -> Job:
-    training = settings.training
-    task = tasks.prepare(settings.model, settings.data.subsample_percentage, training.seed)
-    plan = plan_for(training, len(task.split.training), process.world_size)
-    progress = Progress(folder / FILE if process.is_first else None, plan, note)
-    return Job(settings, task, plan, process, folder, progress, note)
-
-
-def _train(job: Job) -> None:
-    job.progress.begin()
-    try:
-        fit(job)
-    except BaseException as error:
-        job.progress.end(error)
-        raise
-    job.progress.end(None)
-
-
 def _opening(job: Job) -> str:
     settings, plan = job.settings, job.plan
     recorded = "recorded" if settings.profiling.enabled else "not recorded (--profiler on)"
@@ -184,33 +168,27 @@ def _opening(job: Job) -> str:
 def _closing(job: Job) -> Iterator[str]:
     """Yield the lines of the result: what was learnt, the stages, the verdict and where everything lies."""
     yield f"{job.folder}: {job.progress.said()}"
-    if job.settings.profiling.enabled:
-        yield from _recorded(job)
-    yield ""
-    names = sorted(each.name for each in job.folder.iterdir() if not each.name.startswith(files.TEMPORARY_PREFIX))
-    yield f"in {job.folder}: {', '.join(names)}"
-
-
-def _recorded(job: Job) -> Iterator[str]:
-    ranks = run_folder.ranks_of(job.folder)
-    if not ranks:
+    profiling, ranks = job.settings.profiling, run_folder.ranks_of(job.folder)
+    if profiling.enabled and not ranks:
         yield "nothing was recorded; see the notes above"
-        return
-    yield from ["", *run_folder.lines(job.folder, ranks)]
-    if job.settings.profiling.tensorboard:
-        run_folder.write_scalars(ranks[0], job.folder / run_folder.SCALARS)
-        yield f"scalars of the stages: tensorboard --logdir {job.folder / run_folder.SCALARS}"
-
-
-def require(settings: TrainingSettings) -> None:
-    """Raise EnvironmentLacksError where a package is missing that these settings need."""
-    if settings.profiling.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise lacking("tensorboard")
+    elif profiling.enabled:
+        yield from ["", *run_folder.lines(job.folder, ranks)]
+        if profiling.tensorboard:
+            run_folder.write_scalars(ranks[0], job.folder / run_folder.SCALARS)
+            yield f"scalars of the stages: tensorboard --logdir {job.folder / run_folder.SCALARS}"
+    yield f"\nin {job.folder}: {', '.join(run_folder.files_in(job.folder))}"
 
 
 def fit(job: Job) -> None:
     """Train, recorded if that is wanted."""
-    process, work = job.process, _work(job)
+    process, training = job.process, job.settings.training
+    model = job.task.model.to(process.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
+    if process.world_size > 1:
+        model = DistributedDataParallel(model)
+    workers = job.settings.data.num_workers
+    batches, evaluation = loop.loaders(job.task.split, job.plan, training.seed, workers, job.pins_memory)
+    work = loop.Work(model, optimizer, batches, evaluation if training.evaluate else None, process.device)
     profiler = ProfilerManager(
         job.folder,
         device=process.device,
@@ -224,14 +202,3 @@ def fit(job: Job) -> None:
     profiler.start(job.plan.steps)
     with profiler:
         loop.fit(work, job.plan, profiler, job.progress)
-
-
-def _work(job: Job) -> loop.Work:
-    training, process = job.settings.training, job.process
-    model = job.task.model.to(process.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate)
-    workers = job.settings.data.num_workers
-    batches, evaluation = loop.loaders(job.task.split, job.plan, training.seed, workers, job.pins_memory)
-    if process.world_size > 1:
-        model = DistributedDataParallel(model)
-    return loop.Work(model, optimizer, batches, evaluation if training.evaluate else None, process.device)

@@ -4,7 +4,9 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from boundby import files
 from boundby.machine import environment
@@ -25,31 +27,52 @@ from utils.command import EnvironmentLacksError, InputError, removed
 from utils.render import Block, Paragraph, Table, plain_text
 from utils.training.settings import Plan, TrainingSettings
 
-CONFIG, KIND, SCHEMA_VERSION = "config.json", "training_run", 1
+CONFIG, KIND = "config.json", "training_run"
 RUNS = Path("runs")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SCALARS = "tensorboard"  # the folder of the scalars
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "numpy", "scikit-learn")
 
 
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What config.json holds: what is run, with what, by which process."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["training_run"] = KIND
+    run_id: str
+    pid: int
+    process_space: str
+    started_unix_s: float
+    settings: dict[str, Any]  # of the schema `TrainingSettings`
+    steps_planned: int
+    epochs_planned: int
+    samples_per_step: int
+    world_size: int
+    versions: dict[str, str | None]
+    environment: dict[str, str]
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the training was to be recorded."""
+        return bool(self.settings["profiling"]["enabled"])
+
+
 def describe(folder: Path, settings: TrainingSettings, plan: Plan) -> None:
-    """Write config.json: what is run, with what, by which process."""
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": KIND,
-        "run_id": folder.resolve().name,
-        "pid": os.getpid(),
-        "process_space": files.process_space(),
-        "started_unix_s": time.time(),
-        "settings": removed(settings.model_dump()),
-        "steps_planned": plan.steps,
-        "epochs_planned": plan.epochs,
-        "samples_per_step": plan.samples_per_step,
-        "world_size": plan.world_size,
-        "versions": environment.versions(PACKAGES),
-        "environment": environment.settings(),
-    }
-    files.write_json(folder / CONFIG, document)
+    """Write config.json."""
+    config = RunConfig(
+        run_id=folder.resolve().name,
+        pid=os.getpid(),
+        process_space=files.process_space(),
+        started_unix_s=time.time(),
+        settings=removed(settings.model_dump()),
+        steps_planned=plan.steps,
+        epochs_planned=plan.epochs,
+        samples_per_step=plan.samples_per_step,
+        world_size=plan.world_size,
+        versions=environment.versions(PACKAGES),
+        environment=environment.settings(),
+    )
+    files.write_json(folder / CONFIG, config)
 
 
 def named(run_id: str | None, output: Path | None, name: str) -> Path:
@@ -97,8 +120,13 @@ def judge(folder: Path, ranks: tuple[StageTimes, ...]) -> TrainingVerdict:
 def told(folder: Path) -> dict[str, Any]:
     """Return a run that has ended as --json prints it: where it lies, its files, and the verdict if it was recorded."""
     ranks = ranks_of(folder)
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(files.TEMPORARY_PREFIX))
-    return {"folder": str(folder), "files": names, "verdict": judge(folder, ranks).as_dict() if ranks else None}
+    verdict = judge(folder, ranks).as_dict() if ranks else None
+    return {"folder": str(folder), "files": files_in(folder), "verdict": verdict}
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the names of the files of a run, without those that are being written."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(files.TEMPORARY_PREFIX))
 
 
 def lines(folder: Path, ranks: tuple[StageTimes, ...]) -> list[str]:

@@ -41,7 +41,10 @@ class Split:
 
 
 def digits(size: int, share: float, seed: int) -> Split:
-    """Return 1797 grey digits of 8 x 8 pixels, or the given share of them, enlarged to `size` x `size`."""
+    """Return 1797 grey digits of 8 x 8 pixels, or a share of them, enlarged to `size` x `size`.
+
+    At least one is for each use; the seed decides their order.
+    """
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -49,14 +52,9 @@ def digits(size: int, share: float, seed: int) -> Split:
     if size != pixels.shape[-1]:
         pixels = torch.nn.functional.interpolate(pixels, size=size, mode="bilinear")
     rows = [
-        {"pixel_values": each, "labels": label}
-        for each, label in zip(pixels, torch.tensor(labels, dtype=torch.long), strict=True)
+        {"pixel_values": image, "labels": label}
+        for image, label in zip(pixels, torch.tensor(labels, dtype=torch.long), strict=True)
     ]
-    return _split(rows, share, seed)
-
-
-def _split(rows: Sequence[Row], share: float, seed: int) -> Split:
-    """Return the share of the rows, at least one for each use, in an order that the seed decides."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
     count = max(2, round(share * len(rows)))
     chosen = [rows[index] for index in order[:count]]
@@ -106,35 +104,17 @@ def prepare(name: ModelName, share: float, seed: int) -> Task:
 def _resnet() -> torch.nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    return ResNetForImageClassification(
-        ResNetConfig(
-            num_channels=1,
-            embedding_size=16,
-            hidden_sizes=[16, 32],
-            depths=[1, 1],
-            layer_type="basic",
-            num_labels=DIGITS,
-        )
-    )
+    shape = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}
+    return ResNetForImageClassification(ResNetConfig(num_channels=1, num_labels=DIGITS, **shape))
 
 
 def _efficientnet() -> torch.nn.Module:
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
+    shape = {"width_coefficient": 0.25, "depth_coefficient": 0.3, "kernel_sizes": [3, 3, 5], "strides": [1, 2, 2]}
+    shape |= {"in_channels": [32, 16, 24], "out_channels": [16, 24, 40], "depthwise_padding": []}
+    shape |= {"num_block_repeats": [1, 1, 1], "expand_ratios": [1, 6, 6]}
+    shape["hidden_dim"] = 320  # 1280 times the width: the last layer counts on it
     return EfficientNetForImageClassification(
-        EfficientNetConfig(
-            image_size=LARGE,
-            num_channels=1,
-            width_coefficient=0.25,
-            depth_coefficient=0.3,
-            hidden_dim=320,  # 1280 times the width: the last layer counts on it
-            kernel_sizes=[3, 3, 5],
-            in_channels=[32, 16, 24],
-            out_channels=[16, 24, 40],
-            depthwise_padding=[],
-            strides=[1, 2, 2],
-            num_block_repeats=[1, 1, 1],
-            expand_ratios=[1, 6, 6],
-            num_labels=DIGITS,
-        )
+        EfficientNetConfig(image_size=LARGE, num_channels=1, num_labels=DIGITS, **shape)
     )

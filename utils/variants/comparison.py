@@ -55,7 +55,7 @@ class Comparison:
     @property
     def reference(self) -> Measured:
         """The texts as they come, in float32."""
-        return next(each for each in self.made if each.variant.name == REFERENCE)
+        return next(timed for timed in self.made if timed.variant.name == REFERENCE)
 
     @cached_property
     def reports(self) -> dict[str, ExactnessReport]:
@@ -63,8 +63,8 @@ class Comparison:
         labels = None if self.rows.labels is None else self.rows.labels.tolist()
         own, is_all = np.concatenate(self.reference.logits), len(self.rows) == self.dataset_rows
         return {
-            each.variant.name: compare_logits(each.variant.name, np.concatenate(each.logits), own, labels, is_all)
-            for each in self.made
+            timed.variant.name: compare_logits(timed.variant.name, np.concatenate(timed.logits), own, labels, is_all)
+            for timed in self.made
         }
 
 
@@ -89,7 +89,7 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
         probe,
         timer.clock,
         run.args.trust_remote_code,
-        by_length=sorted((rows.texts[place] for place in rounds.usual_part(lengths)), key=len),
+        by_length=sorted((rows.texts[row] for row in rounds.usual_part(lengths)), key=len),
         calibration=_spread(rows.texts, MOST_CALIBRATION),
         folder=run.layout.engines,
     )
@@ -101,24 +101,24 @@ def compare(run: Run, receipt: DataReceipt, source: ModelSource, rows: Rows, tim
             made, refused = rounds.make(
                 listed, shop, timer, deadline, lambda text: progress.advance(1, text), steps.given_up("05", run.layout)
             )
-        found = Comparison(rows, receipt.rows, made, refused)
-        found.doubts += [str(Doubt("disturbed", text)) for text in shop.doubts]
-        found.operators = operators.replay(made, shop.pack(), len(probe), timer, device, deadline)
+        comparison = Comparison(rows, receipt.rows, made, refused)
+        comparison.doubts += [str(Doubt("disturbed", text)) for text in shop.doubts]
+        comparison.operators = operators.replay(made, shop.pack(), len(probe), timer, device, deadline)
         left, most = deadline - timer.clock(), settings.rows or len(rows)
         parts = rounds.parts_of(lengths, made, len(probe), left, most)
-        _measure(run, found, parts, timer, deadline)
+        _measure(run, comparison, parts, timer, deadline)
     finally:
         shop.close()
-    document = _document(run, shop, found, listed, verdict)
+    document = _document(run, shop, comparison, listed, verdict)
     document["seconds"] = timer.clock() - start
-    files.write_csv(run.layout.changed_labels, _changed(found, loaded), CHANGED)
+    files.write_csv(run.layout.changed_labels, _changed(comparison, loaded), CHANGED)
     files.write_csv(
         run.layout.variants_table, [_flat(row, document["batch_size"] == 1) for row in document["variants"]], TABLE
     )
     files.write_json(run.layout.variants, document)
-    for each in found.refused.values():
-        if each.lost:
-            raise each.lost
+    for refusal in comparison.refused.values():
+        if refusal.lost:
+            raise refusal.lost
     return document
 
 
@@ -127,18 +127,18 @@ def as_compared(listed: Sequence[Variant], own: str) -> list[Variant]:
     if own == DTYPE:
         return list(listed)
     return [
-        each
-        if each.settings is None or any(setting.startswith("model.dtype=") for setting in each.settings)
-        else replace(each, settings=(f"model.dtype={DTYPE}", *each.settings))
-        for each in listed
+        variant
+        if variant.settings is None or any(setting.startswith("model.dtype=") for setting in variant.settings)
+        else replace(variant, settings=(f"model.dtype={DTYPE}", *variant.settings))
+        for variant in listed
     ]
 
 
 def _spread(texts: Sequence[str], number: int) -> list[str]:
     """Return texts spread over the lengths of all, the shortest and the longest among them."""
     by_length = sorted(texts, key=len)
-    places = np.unique(np.linspace(0, len(by_length) - 1, min(number, len(by_length))).round().astype(int))
-    return [by_length[place] for place in np.random.default_rng(0).permutation(places).tolist()]
+    indexes = np.unique(np.linspace(0, len(by_length) - 1, min(number, len(by_length))).round().astype(int))
+    return [by_length[index] for index in np.random.default_rng(0).permutation(indexes).tolist()]
 
 
 def _baseline(layout: Layout) -> tuple[Verdict | None, int | None]:
@@ -152,37 +152,37 @@ def _baseline(layout: Layout) -> tuple[Verdict | None, int | None]:
     return (row.get("verdict") if row else None), size
 
 
-def _measure(run: Run, found: Comparison, parts: Sequence[np.ndarray], timer: Timer, deadline: float) -> None:
+def _measure(run: Run, comparison: Comparison, parts: Sequence[np.ndarray], timer: Timer, deadline: float) -> None:
     """Let the variants take turns, and note what else used the machine meanwhile."""
-    texts = [[found.rows.texts[position] for position in part] for part in parts]
+    texts = [[comparison.rows.texts[position] for position in part] for part in parts]
     device = pick_device(run.config.model.device)
     watch = instruments.watch(device).start()
     with run.progress(None, "compare the variants") as progress:
 
-        def told(number: int) -> None:
+        def on_round(number: int) -> None:
             progress.advance(1, f"round {number}")
 
-        made, refused, taken = rounds.take_turns(found.made, texts, timer, deadline, told)
+        made, refused, taken = rounds.take_turns(comparison.made, texts, timer, deadline, on_round)
     seen = watch.stop().disturbances(busy_threads(device))
-    found.doubts += [str(Doubt("disturbed", each.text)) for each in seen if each.is_passing]
-    found.made, found.sizes = made, [len(parts[part]) for part in taken]
-    found.refused |= refused
-    found.rows = found.rows.take(np.concatenate(parts[: len(set(taken))]))
+    comparison.doubts += [str(Doubt("disturbed", disturbance.text)) for disturbance in seen if disturbance.is_passing]
+    comparison.made, comparison.sizes = made, [len(parts[part]) for part in taken]
+    comparison.refused |= refused
+    comparison.rows = comparison.rows.take(np.concatenate(parts[: len(set(taken))]))
 
 
 def _document(
-    run: Run, shop: Workshop, found: Comparison, listed: Sequence[Variant], verdict: Verdict | None
+    run: Run, shop: Workshop, comparison: Comparison, listed: Sequence[Variant], verdict: Verdict | None
 ) -> Variants:
     settings, price = run.config.variants, run.config.pod.price_per_hour
-    measured = {each.variant.name: _row(each, found, verdict) for each in found.made}
-    candidates = [_candidate(each, found) for each in found.made]
-    own = next((each.way for each in found.made if each.variant.name == PACKED), None)
-    factors = {(a.variant.name, b.variant.name): a.over(b) for a in found.made for b in found.made}
+    measured = {timed.variant.name: _row(timed, comparison, verdict) for timed in comparison.made}
+    candidates = [_candidate(timed, comparison) for timed in comparison.made]
+    own = next((timed.way for timed in comparison.made if timed.variant.name == PACKED), None)
+    factors = {(a.variant.name, b.variant.name): a.over(b) for a in comparison.made for b in comparison.made}
     chosen = recommend(candidates, factors, Tolerance(settings.min_agreement, settings.max_accuracy_drop))
-    for each in candidates:
-        row = measured[each.name]
-        row["against"], row["million_s"] = chosen.against.get(each.name), each.million_s
-        row["million_cost"] = None if price is None else each.million_s / SECONDS_PER_HOUR * price
+    for candidate in candidates:
+        row = measured[candidate.name]
+        row["against"], row["million_s"] = chosen.against.get(candidate.name), candidate.million_s
+        row["million_cost"] = None if price is None else candidate.million_s / SECONDS_PER_HOUR * price
     return {
         "schema_version": SCHEMA_VERSION,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -191,51 +191,57 @@ def _document(
         "device": shop.loaded.device.type,
         "threads": rounds.threads(),
         "batch_size": shop.batch_size,
-        "texts": len(found.rows),
-        "dataset_rows": found.dataset_rows,
-        "rounds": len(found.sizes),
+        "texts": len(comparison.rows),
+        "dataset_rows": comparison.dataset_rows,
+        "rounds": len(comparison.sizes),
         "seconds": 0.0,
         "min_agreement": settings.min_agreement,
         "max_accuracy_drop": settings.max_accuracy_drop,
-        "variants": [measured.get(each.name) or _refused(each, own, found.refused[each.name]) for each in listed],
+        "variants": [
+            measured.get(variant.name) or _refused(variant, own, comparison.refused[variant.name]) for variant in listed
+        ],
         "recommended": _as_recommended(chosen, listed, measured),
-        "doubts": found.doubts,
+        "doubts": comparison.doubts,
     }
 
 
-def _row(each: Measured, found: Comparison, verdict: Verdict | None) -> VariantRow:
+def _row(timed: Measured, comparison: Comparison, verdict: Verdict | None) -> VariantRow:
     """Return what is known of one variant but for what the rule says of it."""
-    variant, reference = each.variant, found.reference
-    base = next((other for other in found.made if other.variant.name == variant.base), None)
-    report = found.reports[variant.name]
-    speed = each.texts_per_s(found.sizes)
+    variant, reference = timed.variant, comparison.reference
+    base = next((other for other in comparison.made if other.variant.name == variant.base), None)
+    report = comparison.reports[variant.name]
+    speed = timed.texts_per_s(comparison.sizes)
     predicted, at_most, tried = _foretold(variant.fix, verdict)
     return {
         "name": variant.name,
-        "words": called(variant, each.way),
+        "words": called(variant, timed.way),
         "status": "measured",
         "fix": variant.fix and variant.fix.as_dict(),
-        "how": each.way.how,
-        "is_padded": each.way.is_padded,
+        "how": timed.way.how,
+        "is_padded": timed.way.is_padded,
         "base": variant.base,
         "texts_per_s": _span(speed),
-        "gain": _span(each.over(reference)),
-        "gain_over_base": _span(each.over(base)) if base else None,
+        "gain": _span(timed.over(reference)),
+        "gain_over_base": _span(timed.over(base)) if base else None,
         "predicted": predicted,
         "at_most": at_most,
         "tried": tried,
-        "latency_ms": _span(Interval.of(estimate(each.single_s)).times(1e3)),
-        "weight_bytes": each.way.weight_bytes,
-        "disk_bytes": each.way.disk_bytes,
-        "extra_bytes": each.extra_bytes,
-        "one_off_s": each.one_off_s,
-        "won_back_after_texts": won_back_after(each.one_off_s, speed.value, reference.texts_per_s(found.sizes).value),
+        "latency_ms": _span(Interval.of(estimate(timed.single_s)).times(1e3)),
+        "weight_bytes": timed.way.weight_bytes,
+        "disk_bytes": timed.way.disk_bytes,
+        "extra_bytes": timed.extra_bytes,
+        "one_off_s": timed.one_off_s,
+        "won_back_after_texts": won_back_after(
+            timed.one_off_s, speed.value, reference.texts_per_s(comparison.sizes).value
+        ),
         "exactness": report.as_dict(),  # type: ignore[typeddict-item]
         "changed": report.rows - report.same_labels,
-        "operators": reasons.beside(found.operators.get(variant.base or ""), found.operators.get(variant.name)),
-        "attention_backend": known(each.attention),
-        "attention_backend_reason": each.attention.reason if isinstance(each.attention, Missing) else None,
-        "program": list(each.way.program),
+        "operators": reasons.beside(
+            comparison.operators.get(variant.base or ""), comparison.operators.get(variant.name)
+        ),
+        "attention_backend": known(timed.attention),
+        "attention_backend_reason": timed.attention.reason if isinstance(timed.attention, Missing) else None,
+        "program": list(timed.way.program),
         "runs_here": variant.settings is not None,
         "against": None,
     }
@@ -245,27 +251,27 @@ def _foretold(fix: Fix | None, verdict: Verdict | None) -> tuple[Span | None, fl
     """Return what step 02 predicted of a fix, its bound, and what came where it was tried, all of one batch."""
     if fix is None or verdict is None:
         return None, None, None
-    if trial := next((each for each in verdict.trials if each.fix == fix), None):
+    if trial := next((trial for trial in verdict.trials if trial.fix == fix), None):
         return trial.predicted and _span(trial.predicted), trial.at_most, _span(trial.measured)
-    gain = next((each for each in verdict.gains if each.fix == fix), None)
+    gain = next((gain for gain in verdict.gains if gain.fix == fix), None)
     return (gain.predicted and _span(gain.predicted), gain.at_most, None) if gain else (None, None, None)
 
 
-def _candidate(each: Measured, found: Comparison) -> Candidate:
+def _candidate(timed: Measured, comparison: Comparison) -> Candidate:
     return Candidate(
-        each.variant.name,
-        each.texts_per_s(found.sizes).value,
-        each.one_off_s,
-        found.reports[each.variant.name],
-        each.variant.kind,
-        each.variant.settings is not None or bool(each.way.program),
+        timed.variant.name,
+        timed.texts_per_s(comparison.sizes).value,
+        timed.one_off_s,
+        comparison.reports[timed.variant.name],
+        timed.variant.kind,
+        timed.variant.settings is not None or bool(timed.way.program),
     )
 
 
 def _as_recommended(
     chosen: Recommendation, listed: Sequence[Variant], measured: Mapping[str, VariantRow]
 ) -> Recommended:
-    variant = next((each for each in listed if each.name == chosen.name), None)
+    variant = next((entry for entry in listed if entry.name == chosen.name), None)
     if variant is None:
         return {
             "name": None,
@@ -293,21 +299,21 @@ def _refused(variant: Variant, own: Way | None, refusal: Refusal) -> VariantRow:
     }
 
 
-def _changed(found: Comparison, loaded: LoadedModel) -> Iterator[dict[str, object]]:
+def _changed(comparison: Comparison, loaded: LoadedModel) -> Iterator[dict[str, object]]:
     """Yield the texts to which a variant gives another label than the reference does."""
     names = loaded.model.config.id2label
-    own = np.concatenate(found.reference.logits).argmax(axis=1)
-    for each in found.made:
-        theirs = np.concatenate(each.logits).argmax(axis=1)
+    own = np.concatenate(comparison.reference.logits).argmax(axis=1)
+    for timed in comparison.made:
+        theirs = np.concatenate(timed.logits).argmax(axis=1)
         for row in np.flatnonzero(own != theirs).tolist():
-            label = None if found.rows.labels is None else names[int(found.rows.labels[row])]
+            label = None if comparison.rows.labels is None else names[int(comparison.rows.labels[row])]
             yield {
-                "variant": each.variant.name,
-                "row_id": int(found.rows.row_ids[row]),
+                "variant": timed.variant.name,
+                "row_id": int(comparison.rows.row_ids[row]),
                 "label": label,
                 "in_float32": names[int(own[row])],
                 "in_variant": names[int(theirs[row])],
-                "text": found.rows.texts[row],
+                "text": comparison.rows.texts[row],
             }
 
 

@@ -1,6 +1,6 @@
 """What the operators of each variant take on the same texts: replayed with their shapes, dtype and setting.
 
-Of a compiled model torch sees the products and the attention alone, as its profiler has them: all the rest is one kind.
+Of a compiled model torch's profiler sees matmul and attention; the rest is one kind.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +13,12 @@ from boundby.bound import Instruments, OnDevice, OnHost, Recording, program, rec
 from boundby.capture import quiet_kineto
 from boundby.machine import device_queue, is_host, naming_loss, raise_if_lost
 from boundby.timing import Timer, Work
-from utils.variants.reasons import ATTENTION, BETWEEN, CALLS, OTHER, PRODUCTS, ROUNDING, Operators
+from utils.variants.reasons import ATTENTION, BETWEEN, DISPATCH, MATMUL, OTHER, QUANTIZATION, Operators
 from utils.variants.rounds import Measured
 
 # All else is one kind, normalisation too: one variant adds and normalises in one operator, another in seven.
 NAMED = {
-    PRODUCTS: ("mm", "addmm", "linear", "_linear_pointwise", "_mkl_linear", "qlinear_pointwise"),
+    MATMUL: ("mm", "addmm", "linear", "_linear_pointwise", "_mkl_linear", "qlinear_pointwise"),
     ATTENTION: (
         "scaled_dot_product",
         "_varlen_attn",
@@ -41,7 +41,7 @@ FEWEST = 4  # texts: fewer are another load
 
 @dataclass
 class _Replayed:
-    """A variant's forward, its parts and their kinds; what the parts leave of the forward is of the kind `rest`.
+    """A variant's forward, its parts and their kinds; the remainder of the forward is of the kind `rest`.
 
     `seconds` has the forward and its parts of each round.
     """
@@ -55,11 +55,11 @@ class _Replayed:
 
     def operators(self) -> Operators:
         """Return the seconds by kind: the least of all rounds, since others interrupt most of them."""
-        found: Operators = {}
-        for kind, each in zip(self.kinds, zip(*(parts for _, parts in self.seconds), strict=True), strict=True):
-            found[kind] = found.get(kind, 0.0) + min(each)
+        by_kind: Operators = {}
+        for kind, seconds in zip(self.kinds, zip(*(parts for _, parts in self.seconds), strict=True), strict=True):
+            by_kind[kind] = by_kind.get(kind, 0.0) + min(seconds)
         forward_s = min(forward for forward, _ in self.seconds)
-        return found | {self.rest: max(0.0, forward_s - sum(found.values()))}
+        return by_kind | {self.rest: max(0.0, forward_s - sum(by_kind.values()))}
 
 
 def replay(
@@ -70,43 +70,40 @@ def replay(
     device: torch.device,
     deadline: float,
 ) -> dict[str, Operators]:
-    """Return the operators of each variant that torch sees, over as many of the texts as a tenth of the time allows.
-
-    The variants take turns, so that what else slows the machine for a while slows all of them.
-    """
-    seen = [each for each in made if each.way.work and not each.way.is_captured]
-    each_s = PASSES * sum(each.probe_s for each in seen) / probe_texts
+    """Return the operators of each variant that torch sees, in turns, for a tenth of the time that is left."""
+    seen = [timed for timed in made if timed.way.work and not timed.way.is_captured]
+    each_s = PASSES * sum(timed.probe_s for timed in seen) / probe_texts
     count = min(len(texts), int(SHARE * (deadline - timer.clock()) / max(each_s, 1e-9)))
     if count < FEWEST:
         return {}
     queue = device_queue(device)
     instruments = OnHost(timer, 0.0, 0.0) if queue is None else OnDevice(timer, queue)
-    running = [ready for each in seen if (ready := _ready(each, texts[:count], instruments, device))]
+    running = [ready for timed in seen if (ready := _ready(timed, texts[:count], instruments, device))]
     start = timer.clock()
     most_s = SHARE * (deadline - start)
     for number in range(MOST_ROUNDS):
         if number >= ROUNDS and timer.clock() - start > most_s:
             break
-        for each in list(running):
-            with naming_loss(each.measured.variant.words), each.measured.way.setting(), torch.inference_mode():
-                forward_s, parts = instruments.whole(each.work), each.parts()
+        for replayed in list(running):
+            with naming_loss(replayed.measured.variant.words), replayed.measured.way.setting(), torch.inference_mode():
+                forward_s, parts = instruments.whole(replayed.work), replayed.parts()
             if parts is None:
-                running.remove(each)
+                running.remove(replayed)
             else:
-                each.seconds.append((forward_s, parts))
-    return {each.measured.variant.name: each.operators() for each in running}
+                replayed.seconds.append((forward_s, parts))
+    return {replayed.measured.variant.name: replayed.operators() for replayed in running}
 
 
-def _ready(each: Measured, texts: Sequence[str], instruments: Instruments, device: torch.device) -> _Replayed | None:
+def _ready(timed: Measured, texts: Sequence[str], instruments: Instruments, device: torch.device) -> _Replayed | None:
     """Return what is to be timed, warm; None where operators cannot be replayed."""
-    assert each.way.work
-    with naming_loss(each.variant.words), each.way.setting(), torch.inference_mode():
-        work = each.way.work(texts)
-        if each.way.is_compiled:
+    assert timed.way.work
+    with naming_loss(timed.variant.words), timed.way.setting(), torch.inference_mode():
+        work = timed.way.work(texts)
+        if timed.way.is_compiled:
             gpu = None if is_host(device) else device.type
             kinds = [kind for kind, _ in _watched(work, gpu)]  # compiles for these shapes
             watched = partial(_seconds, work, gpu, kinds)
-            return _Replayed(each, work, watched, kinds, BETWEEN) if PRODUCTS in kinds else None
+            return _Replayed(timed, work, watched, kinds, BETWEEN) if MATMUL in kinds else None
         try:
             recording = record(work)
             own = program(recording)
@@ -114,13 +111,13 @@ def _ready(each: Measured, texts: Sequence[str], instruments: Instruments, devic
         except (RuntimeError, ValueError) as error:
             raise_if_lost(error)
             return None
-    return _Replayed(each, work, partial(instruments.marked, own.marked), list(_kinds(recording)), CALLS)
+    return _Replayed(timed, work, partial(instruments.marked, own.marked), list(_kinds(recording)), DISPATCH)
 
 
 def _seconds(work: Work, gpu: str | None, kinds: Sequence[str]) -> list[float] | None:
     """Return what each product and attention takes; None where they are not of these kinds now."""
-    found = _watched(work, gpu)
-    return [seconds for _, seconds in found] if [kind for kind, _ in found] == kinds else None
+    watched = _watched(work, gpu)
+    return [seconds for _, seconds in watched] if [kind for kind, _ in watched] == kinds else None
 
 
 def _watched(work: Work, gpu: str | None) -> list[tuple[str, float]]:
@@ -131,7 +128,7 @@ def _watched(work: Work, gpu: str | None) -> list[tuple[str, float]]:
     return [
         (kind, (event.self_device_time_total if gpu else event.self_cpu_time_total) / 1e6)
         for kind, event in seen
-        if kind in (PRODUCTS, ATTENTION)
+        if kind in (MATMUL, ATTENTION)
     ]
 
 
@@ -139,8 +136,8 @@ def _kinds(recording: Recording) -> Iterator[str]:
     names = [step.name.rpartition("::")[2] for step in recording.steps]
     has_eight_bits = "qlinear_pointwise" in names
     for name, step in zip(names, recording.steps, strict=True):
-        is_rounding = has_eight_bits and name in EIGHT_BITS
-        yield CALLS if step.load is None else ROUNDING if is_rounding else _kind(name)
+        is_quantization = has_eight_bits and name in EIGHT_BITS
+        yield DISPATCH if step.load is None else QUANTIZATION if is_quantization else _kind(name)
 
 
 def _kind(name: str) -> str:

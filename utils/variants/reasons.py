@@ -6,16 +6,18 @@ from boundby.formatting import times
 from utils.baseline import Change, Factor, VariantRow
 
 Operators = dict[str, float]  # seconds by kind, which add up to the forward
-PRODUCTS, ATTENTION, CALLS, BETWEEN, ROUNDING, OTHER = "products", "attention", "calls", "between", "rounding", "other"
+MATMUL, ATTENTION, DISPATCH, BETWEEN, QUANTIZATION, OTHER = (
+    "matmul", "attention", "dispatch", "between", "quantization", "other"
+)  # fmt: skip
 WORDS = {
-    PRODUCTS: "products",
+    MATMUL: "matmul",
     ATTENTION: "attention",
     "activation": "activations",
     "copies": "copies",
-    OTHER: "norms and additions",
-    ROUNDING: "rounding to eight bits and back",
-    CALLS: "calling operators",
-    BETWEEN: "all but products and attention",
+    OTHER: "normalization and elementwise",
+    QUANTIZATION: "quantize/dequantize",
+    DISPATCH: "dispatch overhead",
+    BETWEEN: "all but matmul and attention",
 }
 SEEN = 0.05  # of the time, which a kind must have to be told
 NEW = 0.1  # of what it takes now at most, before, of a kind that is said to be new
@@ -27,7 +29,7 @@ def beside(before: Operators | None, after: Operators | None) -> dict[str, Chang
     if not before or not after:
         return {}
     if BETWEEN in after and BETWEEN not in before:
-        same = {kind: seconds for kind, seconds in before.items() if kind in (PRODUCTS, ATTENTION)}
+        same = {kind: seconds for kind, seconds in before.items() if kind in (MATMUL, ATTENTION)}
         before = {**same, BETWEEN: sum(before.values()) - sum(same.values())}
     kinds = [kind for kind in WORDS if kind in before or kind in after]
     return {kind: {"before_s": before.get(kind, 0.0), "after_s": after.get(kind, 0.0)} for kind in kinds}
@@ -64,7 +66,7 @@ def sentence(row: VariantRow, is_alone: bool = False) -> str | None:
     gained, lost = [", ".join(faster), unchanged], [", ".join(slower), added]
     parts = gained + lost if after <= before else lost + gained
     said = "; ".join(part for part in (*parts, as_before) if part)
-    if row.get("base") != "as_it_comes" or is_alone:  # one text has no padding
+    if row.get("base") != "unsorted" or is_alone:  # one text has no padding
         return said
     return f"{'less padding' if row.get('is_padded') else 'fewer tokens, since nothing is padded'}: {said}"
 

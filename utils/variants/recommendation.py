@@ -7,7 +7,7 @@ from typing import Literal
 from boundby.inference import ExactnessReport
 from boundby.work import Interval
 
-Kind = Literal["same_arithmetic", "coarser", "other_model"]
+Kind = Literal["same_arithmetic", "reduced", "other_model"]
 MILLION = 1_000_000
 AS_GOOD = 1.02  # of the throughput: a simpler variant that may be this close is taken instead
 
@@ -48,9 +48,8 @@ class Recommendation:
 def objection(report: ExactnessReport, kind: Kind, tolerance: Tolerance) -> str | None:
     """Return what speaks against these answers, None where they are good enough.
 
-    Labels of the same weights must agree with the reference's; those of another model may differ where accuracy, which
-    is then what counts, is known. What is asked for must hold at the lower end of the 95 % interval, but where the
-    arithmetic is the reference's; where every text of the dataset was compared, agreement has no interval.
+    Labels must agree with the reference's; of another model, whose accuracy is known, that counts instead. What is
+    asked for must hold at the lower end of the 95 % interval, unless the arithmetic is the same.
     """
     counts_labels = kind != "other_model" or report.accuracy_difference is None
     is_exact = kind == "same_arithmetic"
@@ -71,14 +70,20 @@ def recommend(
 ) -> Recommendation:
     """Return the recommended variant; `candidates` come simplest first.
 
-    `factors` is the throughput of the first of a pair over that of the second, from rounds of both.
+    `factors` are the throughputs of the first of a pair over the second.
     """
-    against = {each.name: said for each in candidates if (said := objection(each.report, each.kind, tolerance))}
-    allowed = [each for each in candidates if each.is_usable and each.name not in against]
+    against = {
+        candidate.name: said
+        for candidate in candidates
+        if (said := objection(candidate.report, candidate.kind, tolerance))
+    }
+    allowed = [candidate for candidate in candidates if candidate.is_usable and candidate.name not in against]
     if not allowed:
         return Recommendation(None, against)
-    best = min(allowed, key=lambda each: each.million_s)
-    simplest = next(each for each in allowed if each is best or factors[best.name, each.name].low <= AS_GOOD)
+    best = min(allowed, key=lambda candidate: candidate.million_s)
+    simplest = next(
+        candidate for candidate in allowed if candidate is best or factors[best.name, candidate.name].low <= AS_GOOD
+    )
     return Recommendation(simplest.name, against)
 
 

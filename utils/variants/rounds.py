@@ -1,10 +1,8 @@
 """Make every variant, and time them in turns: the same part of the texts by each, then the next part.
 
-A part has groups of texts of similar length from the shortest to the longest, so that it stands for all of them, and a
-way that sorts finds as little to pad as among all; it lies in the order of arrival. It is gone through by all variants,
-in an order that is shuffled anew, before the next one is; so each ratio of two variants is of the same texts within the
-same minute. Parts are taken until there are no more or time is up. After the last one the rounds begin
-anew, while intervals are wide. The labels are those of the first time.
+A part has groups of texts of similar length, short and long, in the order of arrival. All variants go through it, in a
+random order, before the next part: a ratio is of the same texts within the same minute. While intervals are wide and
+time is left, the parts begin anew. Labels are those of the first time.
 """
 
 import gc
@@ -58,9 +56,8 @@ class Refusal:
 class Measured:
     """A variant as it was timed; `seconds` and `single_s` have an entry for each round.
 
-    `one_off_s` is what making it took, with the first pass over the probe as far as that took longer than the second.
-    `extra_bytes` is how far the memory of the process, or of the GPU, rose above what lay there at the start.
-    `attention` is what computed the attention of some texts of the probe.
+    `one_off_s`: making it, and what the first pass over the probe took longer than the second. `extra_bytes`: the rise
+    of the memory of the process, or of the GPU.
     """
 
     variant: Variant
@@ -90,9 +87,9 @@ def make(
     note: Callable[[str], None],
     given_up: Sequence[str] = (),
 ) -> tuple[list[Measured], dict[str, Refusal]]:
-    """Return the variants that could be made, warm on the probe, and why others could not. The reference must be.
+    """Return the variants that could be made, warm on the probe, and why others could not or are `given_up`.
 
-    Those that are `given_up`, by their words, are refused.
+    Raises what the reference raises.
     """
     made: list[Measured] = []
     refused: dict[str, Refusal] = {}
@@ -187,17 +184,14 @@ def usual_part(lengths: np.ndarray) -> np.ndarray:
 def parts_of(
     lengths: np.ndarray, made: Sequence[Measured], probe_texts: int, seconds: float, most: int
 ) -> list[np.ndarray]:
-    """Return the positions of the texts of each part, `most` of them in all, for a fifth of the seconds or less each.
-
-    The variants took as long on the probe as they say. Fewer texts than rounds are each a part.
-    """
+    """Return the positions of the texts of each part, `most` in all, for a fifth of the seconds each at most."""
     texts = len(lengths)
-    each_s = sum(each.probe_s for each in made) / probe_texts
+    each_s = sum(timed.probe_s for timed in made) / probe_texts
     affordable = SPARE * seconds / LEAST_ROUNDS / max(each_s, 1e-9) - LATENCY_TEXTS
     chosen = np.linspace(0, texts, min(most, texts), endpoint=False).astype(int)
     number = min(len(chosen), max(LEAST_ROUNDS, math.ceil(len(chosen) / max(LEAST_PART, affordable))))
     parts = _dealt(chosen, lengths, number)
-    return [parts[place] for place in np.random.default_rng(0).permutation(number).tolist()]
+    return [parts[index] for index in np.random.default_rng(0).permutation(number).tolist()]
 
 
 def _dealt(chosen: np.ndarray, lengths: np.ndarray, number: int) -> list[np.ndarray]:
@@ -221,8 +215,8 @@ def take_turns(
 ) -> tuple[list[Measured], dict[str, Refusal], list[int]]:
     """Return the variants with their rounds, those that failed on the way, and which part each round took.
 
-    At the deadline the round that is being made is finished, and no other begun after the second. Where the GPU is lost
-    after that one, the rounds before it count, and the refusal has the loss; before, it is raised.
+    The round at the deadline is finished. Where the GPU is lost after the second round, the rounds before count and the
+    refusal has the loss; before, it is raised.
     """
     taken = list[int]()
     refused: dict[str, Refusal] = {}
@@ -234,44 +228,44 @@ def take_turns(
         taken.append(number % len(parts))
         order = list(running)
         random.Random(number).shuffle(order)
-        for each in order:
+        for timed in order:
             try:
-                with naming_loss(each.variant.words):
-                    _one_round(each, parts[taken[-1]], timer, is_first=number < len(parts))
+                with naming_loss(timed.variant.words):
+                    _one_round(timed, parts[taken[-1]], timer, is_first=number < len(parts))
             except DeviceLostError as lost:
-                if each.variant.name == REFERENCE or number < FEWEST_ROUNDS:
+                if timed.variant.name == REFERENCE or number < FEWEST_ROUNDS:
                     raise
-                running.remove(each)
+                running.remove(timed)
                 for other in running:  # some have the round that was not finished
                     del other.seconds[number:], other.single_s[number:], other.logits[number:]
-                refused[each.variant.name] = Refusal("failed", lost.reason, lost)
+                refused[timed.variant.name] = Refusal("failed", lost.reason, lost)
                 return running, refused, taken[:-1]
             except (RuntimeError, ValueError, MemoryError, Refused) as error:
-                if each.variant.name == REFERENCE:
+                if timed.variant.name == REFERENCE:
                     raise
-                running.remove(each)
-                refused[each.variant.name] = refusal(error)
+                running.remove(timed)
+                refused[timed.variant.name] = refusal(error)
         on_round(len(taken))
     return running, refused, taken
 
 
-def _one_round(each: Measured, texts: Sequence[str], timer: Timer, *, is_first: bool) -> None:
-    found: list[np.ndarray] = []
+def _one_round(timed: Measured, texts: Sequence[str], timer: Timer, *, is_first: bool) -> None:
+    answers: list[np.ndarray] = []
     singles = texts[:: max(1, len(texts) // LATENCY_TEXTS)][:LATENCY_TEXTS]
-    with each.way.setting():
-        each.way.logits(texts[:1])  # threads and settings were those of another one
-        spent = timer.isolated(lambda: found.append(_finite(each.way, texts)))
-        waits = [timer.isolated(lambda text=text: each.way.logits([text])) for text in singles]  # type: ignore[misc]
-    each.seconds.append(spent)
-    each.single_s.append(float(np.median(waits)))
+    with timed.way.setting():
+        timed.way.logits(texts[:1])  # threads and settings were those of another one
+        spent = timer.isolated(lambda: answers.append(_finite(timed.way, texts)))
+        waits = [timer.isolated(lambda text=text: timed.way.logits([text])) for text in singles]  # type: ignore[misc]
+    timed.seconds.append(spent)
+    timed.single_s.append(float(np.median(waits)))
     if is_first:
-        each.logits += found
+        timed.logits += answers
 
 
 def _are_narrow(made: Sequence[Measured]) -> bool:
-    reference = next(each for each in made if each.variant.name == REFERENCE)
+    reference = next(timed for timed in made if timed.variant.name == REFERENCE)
     factors = [
-        estimate([base / own for base, own in zip(reference.seconds, each.seconds, strict=True)]) for each in made
+        estimate([base / own for base, own in zip(reference.seconds, timed.seconds, strict=True)]) for timed in made
     ]
     return all(factor.half_width is not None and factor.half_width <= NARROW for factor in factors)
 

@@ -1,8 +1,7 @@
 """The model's own forward with one thing changed at a time, as a program of one's own would change it.
 
-All compute padded batches of similar length, on a GPU in half precision, by the model as transformers has it. What is
-changed (attention, cache, fp8, compiler, CUDA graphs) is an entry of `CHANGES`, beside the lines of a program that do
-it: the pipeline has no settings for them.
+All compute padded batches sorted by length, on a GPU in half precision. A change (attention, cache, fp8, compiler, CUDA
+graphs) is an entry of `CHANGES`, with the lines of a program that make it: the pipeline has no settings for them.
 """
 
 import warnings
@@ -22,11 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from boundby.bound import LEFTOVER, CaptureLeftoverError, Fix, captured
 from boundby.formatting import first_line
 from boundby.inference import Batch, Precision, Tokens, collate, forward, in_dtype, is_causal, rotary_of, tokenize
-from boundby.machine import compile_obstacle, has_bfloat16_matmul, is_gpu, runtime
+from boundby.machine import has_bfloat16_matmul, is_gpu, runtime
 from utils.command import EnvironmentLacksError, require_installed
 from utils.models import FLASH_ATTENTION
 from utils.variants.recommendation import Kind
-from utils.variants.ways import SORTED, Refused, Variant, Way, Workshop, padded, require_memory, sorted_size
+from utils.variants.ways import SORTED, Refused, Variant, Way, Workshop, padded, require_memory, requiring, sorted_size
 
 HALF = "sorted_half"
 # Compute capability that a package needs for it: products of eight floating bits are those of Ada and Hopper.
@@ -48,10 +47,10 @@ def _masked(model: Any, shop: Workshop, size: int) -> Compute:
 
 @dataclass(frozen=True)
 class Change:
-    """One change: what it does to a copy of the model, and the block that is entered for every call.
+    """One change to a copy of the model, the block entered for every call, and its lines in a program.
 
-    `program` are its lines in a program of one's own. `check` raises Refused where this machine or model cannot have
-    it. `computing` returns what gives the logits of a batch of `size` texts at most; with `is_captured` as a graph.
+    `check` raises Refused where it is not available here. `computing` returns what gives the logits of a batch of
+    `size` texts at most; with `is_captured` as a graph.
     """
 
     words: str
@@ -76,7 +75,11 @@ def variants(device: torch.device) -> list[Variant]:
     name, listed, base, kind = str(dtype).removeprefix("torch."), list[Variant](), SORTED, "same_arithmetic"
     if dtype != torch.float32:
         plain, fix = partial(_changed, Change("")), Fix("dtype", {"dtype": name})
-        listed, base, kind = [Variant(HALF, f"{name}, by length", plain, SORTED, fix, kind="coarser")], HALF, "coarser"
+        listed, base, kind = (
+            [Variant(HALF, f"{name}, sorted by length", plain, SORTED, fix, kind="reduced")],
+            HALF,
+            "reduced",
+        )
     return listed + [
         Variant(key, f"{name}, {change.words}", partial(_changed, change), base, change.fix, setup_s=change.setup_s,
                 require=change.check, kind=change.kind or kind)
@@ -121,7 +124,7 @@ def _opening(shop: Workshop, dtype: torch.dtype, size: int) -> tuple[str, ...]:
     return (
         "import torch; from transformers import AutoModelForSequenceClassification",
         f"model = AutoModelForSequenceClassification.{loaded}",
-        f"# texts by length, padded on the right, in batches of {size}, under torch.inference_mode()",
+        f"# texts sorted by length, padded on the right, in batches of {size}, under torch.inference_mode()",
     )
 
 
@@ -134,8 +137,8 @@ def _try(way: Way, texts: Sequence[str]) -> None:
         except RuntimeError as error:
             if not str(error).startswith(NO_KERNEL):
                 raise
-            said = dict.fromkeys(str(each.message).partition(" (Triggered")[0] for each in warned)
-            reasons = [each for each in said if not any(other in each for other in NOT_ITS_OWN)]
+            said = dict.fromkeys(str(warning.message).partition(" (Triggered")[0] for warning in warned)
+            reasons = [message for message in said if not any(other in message for other in NOT_ITS_OWN)]
             raise Refused("not_possible", "; ".join([first_line(error), *reasons])) from error
 
 
@@ -193,11 +196,11 @@ def _replayed(model: Any, shop: Workshop, size: int) -> Compute:
             except CaptureLeftoverError:
                 shop.doubts.append(LEFTOVER)
                 raise
-        own_ids, own_mask, graph, found = kept[shape]
+        own_ids, own_mask, graph, answer = kept[shape]
         own_ids.copy_(ids)
         own_mask.copy_(mask)
         graph.replay()
-        return found[0]
+        return answer[0]
 
     for batch in _shapes(shop, size):
         replay(batch)
@@ -210,7 +213,7 @@ def _shapes(shop: Workshop, size: int) -> Iterator[Batch]:
     longest = max(tokens.ids, key=len)
     ends = (_length(int(end), shop.max_length) for end in (tokens.lengths.min(), tokens.lengths.max()))
     least, most = ends
-    for length in sorted({most, *(each for each in LENGTHS if least <= each <= most)}, reverse=True):
+    for length in sorted({most, *(length for length in LENGTHS if least <= length <= most)}, reverse=True):
         text = Tokens([np.resize(longest, length)], None)
         for texts in dict.fromkeys((size, 1)):
             yield collate(text, [0] * texts, 0, shop.loaded.device)
@@ -255,23 +258,8 @@ def _to_float8(model: Any) -> None:
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
 
     quantize_(model.base_model, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()))
-    if all(type(each.data) is torch.Tensor for each in model.parameters()):
+    if all(type(parameter.data) is torch.Tensor for parameter in model.parameters()):
         raise Refused("not_possible", "none of its layers has sizes that fp8 takes: multiples of 16")
-
-
-def _require_gpu(shop: Workshop) -> None:
-    if not is_gpu(shop.loaded.device):
-        raise Refused("not_possible", "only a GPU has that choice")
-
-
-def _require_compiler(shop: Workshop) -> None:
-    if obstacle := compile_obstacle(shop.loaded.device):
-        raise Refused("not_possible", obstacle)
-
-
-def _require_graphs(shop: Workshop) -> None:
-    _require_gpu(shop)
-    _require_compiler(shop)
 
 
 def _require_cache(shop: Workshop) -> None:
@@ -284,10 +272,10 @@ def _require_cache(shop: Workshop) -> None:
 
 def _require_package(name: str, shop: Workshop) -> None:
     """Raise Refused where this is no GPU that the package has kernels for, and then where it is not installed."""
-    _require_gpu(shop)
+    requiring("gpu")(shop)
     has, needs = runtime(shop.loaded.device).get_device_capability(shop.loaded.device), CAPABILITY[name]
     if has < needs:
-        least, own = (".".join(map(str, each)) for each in (needs, has))
+        least, own = (".".join(map(str, version)) for version in (needs, has))
         raise Refused("not_possible", f"it needs compute capability {least}, and this GPU has {own}")
     try:
         require_installed(name)
@@ -297,7 +285,7 @@ def _require_package(name: str, shop: Workshop) -> None:
 
 def _require_sdpa(is_everywhere: bool, shop: Workshop) -> None:
     if not is_everywhere:
-        _require_gpu(shop)
+        requiring("gpu")(shop)
     own = shop.loaded.model.config._attn_implementation
     if own != "sdpa":
         raise Refused("not_possible", f"the attention of this model is {own!r}, which calls no kernel of torch's SDPA")
@@ -382,10 +370,10 @@ CHANGES = {
         ),
         _to_float8,
         check=partial(_require_package, "torchao"),
-        kind="coarser",
+        kind="reduced",
     ),
-    "compiled_reduce_overhead": _compiler("reduce-overhead", COMPILE_S, _require_graphs),
-    "compiled_max_autotune": _compiler("max-autotune", AUTOTUNE_S, _require_compiler),
+    "compiled_reduce_overhead": _compiler("reduce-overhead", COMPILE_S, requiring("gpu", "compiler")),
+    "compiled_max_autotune": _compiler("max-autotune", AUTOTUNE_S, requiring("compiler")),
     "cuda_graphs": Change(
         "CUDA graphs",
         (
@@ -394,7 +382,7 @@ CHANGES = {
             "with torch.cuda.graph(graph): logits = model(input_ids=ids, attention_mask=mask).logits",
             "ids.copy_(batch_ids); mask.copy_(batch_mask); graph.replay()  # for each batch: then logits are its own",
         ),
-        check=_require_gpu,
+        check=requiring("gpu"),
         computing=_replayed,
         fix=Fix("issue_at_once"),
         is_captured=True,

@@ -26,7 +26,7 @@ from boundby.inference import (
     Predictor,
     PredictorOptions,
     batches_in_order,
-    can_prepare,
+    can_prepack,
     collate,
     forward,
     rotary_of,
@@ -61,9 +61,9 @@ RefusalKind = Literal[
     "no_space",
     "failed",
 ]
-REFERENCE, PACKED = "as_it_comes", "without_padding"  # which are always there: others are compared with them
+REFERENCE, PACKED = "unsorted", "packed"  # which are always there: others are compared with them
 SORTED = "sorted"
-UNPADDED, ONE_BY_ONE = "without padding", "one text at a time"
+ONE_BY_ONE = "one text at a time"
 SORTED_SIZES = (8, 32, 128)  # texts to a batch that a sorted pipeline may choose from: its best one counts
 ENGINE_SIZES = (16, 32, 64, 128)
 SORTED_PAST = 1.15  # times as long per text as the best so far, and no larger size is tried
@@ -83,12 +83,10 @@ class Refused(Exception):
 class Way:
     """Texts in, logits `[rows, labels]` in float32 out, tokenizing included; `setting` is entered for every call.
 
-    `weight_bytes` are those held to compute with, None where only the engine knows, `disk_bytes` those of the files
-    they come from. `is_padded` tells whether shorter texts of a batch are padded to its longest. `earlier_s` was spent
-    for another variant on what this one needs as well. `rise` tells how far the memory of a process of its own grows
-    over texts. `work` returns a call that computes texts and does nothing else, None where torch does not see its
-    operators; those of a compiled one it sees only as they were before, and of a captured one as they were captured.
-    `program` are the lines by which a program of one's own computes so, () where there are none.
+    `weight_bytes`: held to compute with, None where only the engine knows; `disk_bytes`: of the files. `earlier_s`:
+    spent for another variant on what this one needs too. `rise`: growth of the memory of a process of its own. `work`:
+    a call that only computes, None where torch does not see its operators. `program`: lines that compute so, () for
+    none.
     """
 
     logits: Callable[[Sequence[str]], np.ndarray]
@@ -109,10 +107,9 @@ class Way:
 class Workshop:
     """What the variants are made of: the model in float32, and how its texts are cut and batched.
 
-    `probe` are some texts, spread over the lengths, on which a way checks itself and is warmed up; `by_length` those
-    of one part from the shortest to the longest, `calibration` some of all. Converted models lie in `folder`. `stock`
-    is the model in the dtype of the variants of `utils.variants.stock`, once one is made; `sizes` are the best batch
-    sizes of sorted texts; `doubts` are what making a variant has left behind.
+    `probe`: texts of all lengths, to check and warm up; `by_length`: one part, sorted; `calibration`: some of all.
+    Converted models lie in `folder`. `stock`: the model in the dtype of `utils.variants.stock`; `sizes`: the best batch
+    sizes of sorted texts; `doubts`: what making a variant has left behind.
     """
 
     loaded: LoadedModel
@@ -153,15 +150,15 @@ class Workshop:
             raise self.failed[library]
         if wrong := obstacle(self.loaded, self.folder):
             raise Refused(*wrong)
-        place, process = self.folder / library, None
+        folder, process = self.folder / library, None
         try:
-            process = EngineProcess(self.loaded.source, library, self.max_length, place, self.trust_remote_code)
+            process = EngineProcess(self.loaded.source, library, self.max_length, folder, self.trust_remote_code)
             start = self.clock()
             process.convert()
         except EngineFailed as error:
             if process:
                 process.close()
-            shutil.rmtree(place, ignore_errors=True)  # what it wrote in part takes the room of others
+            shutil.rmtree(folder, ignore_errors=True)  # what it wrote in part takes the room of others
             self.failed[library] = error
             raise
         self.engines[library] = process, self.clock() - start
@@ -189,11 +186,10 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to be compared. `base` is the variant from which it differs by `fix` alone, as step 02 may have tried it.
+    """One way to be compared. It differs from `base` by `fix` alone, as step 02 may have tried it.
 
-    `settings` run the pipeline with it, in this `environment`; None where the pipeline has no such way. `setup_s` is
-    about what making it takes where that is long, and `require` raises Refused where no time would help. `kind` says
-    what may change in the answers.
+    `settings` and `environment` run the pipeline with it; None where it has no such way. `setup_s`: about what making
+    it takes. `require` raises Refused where no time would help. `kind`: what may change in the answers.
     """
 
     name: str
@@ -218,16 +214,19 @@ def variants(device: torch.device, settings: Settings, stock: Sequence[Variant] 
     if which is None:
         wanted = [*known, *(stock if is_gpu(device) else ())]
     else:
-        names = (*which, *(each.base for each in stock if each.name in which), REFERENCE, PACKED)
-        wanted = [each for each in (*known, *stock) if each.name in names]
+        names = (*which, *(variant.base for variant in stock if variant.name in which), REFERENCE, PACKED)
+        wanted = [variant for variant in (*known, *stock) if variant.name in names]
     listed = [*wanted, *map(_checkpoint, dict.fromkeys(settings.models))]
-    stays = (*ENGINES, *(each.name for each in stock))
-    return [each if each.base in (None, REFERENCE) or each.name in stays else _unpadded(each) for each in listed]
+    stays = (*ENGINES, *(variant.name for variant in stock))
+    return [
+        variant if variant.base in (None, REFERENCE) or variant.name in stays else _unpadded(variant)
+        for variant in listed
+    ]
 
 
 def _unpadded(variant: Variant) -> Variant:
     """Return it by the name that the report, the card and the picture have for it."""
-    return replace(variant, words=f"{variant.words}, {UNPADDED}")
+    return replace(variant, words=f"{variant.words}, {PACKED}")
 
 
 def called(variant: Variant, way: Way | None) -> str:
@@ -239,7 +238,7 @@ def called(variant: Variant, way: Way | None) -> str:
         return variant.words
     if variant.name == REFERENCE and not way.is_padded:
         return ONE_BY_ONE
-    return variant.words.replace(UNPADDED, "padded") if way.is_padded else variant.words
+    return variant.words.replace(PACKED, "padded") if way.is_padded else variant.words
 
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
@@ -252,26 +251,28 @@ def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     fp16, fused = Fix("dtype", {"dtype": "float16"}), Fix("fuse_operators")
     any_precision = ("evaluation.precision=fastest", f"evaluation.min_agreement={min_agreement:g}")
     return [
-        Variant(REFERENCE, "padded, as they come", _as_they_come, base=None),
-        Variant(SORTED, "padded, by length", _sorted, base=REFERENCE),
-        Variant(PACKED, UNPADDED, _packed, REFERENCE, Fix("remove_padding"), settings=()),
-        Variant("float32_prepared", "prepared weights", partial(_in, "float32_prepared"), settings=(),
-                require=_require_layouts),
+        Variant(REFERENCE, "padded, unsorted", _as_they_come, base=None),
+        Variant(SORTED, "padded, sorted by length", _sorted, base=REFERENCE),
+        Variant(PACKED, PACKED, partial(_in, "float32"), REFERENCE, Fix("remove_padding"), settings=()),
+        Variant("float32_prepacked", "prepacked weights", partial(_in, "float32_prepacked"), settings=(),
+                require=requiring("prepacking")),
         Variant("half_threads", fewer, partial(_with_threads, half), fix=of_threads,
-                settings=(), environment={"OMP_NUM_THREADS": str(half)}),
-        Variant("float32_fast", "coarser products", partial(_in, "float32_fast"), fix=of_products,
-                settings=(f"model.matmul_precision={coarser}",), kind="coarser"),
-        Variant("bfloat16", "bfloat16", _bfloat16, fix=bf16, settings=("model.dtype=bfloat16",), kind="coarser"),
-        Variant("float16", "float16", _float16, fix=fp16, settings=("model.dtype=float16",), kind="coarser"),
-        Variant("int8", "int8", partial(_in, "int8"), settings=any_precision, kind="coarser"),
+                require=requiring("threads"), settings=(), environment={"OMP_NUM_THREADS": str(half)}),
+        Variant("float32_fast", "reduced-precision matmul", partial(_in, "float32_fast"), fix=of_products,
+                settings=(f"model.matmul_precision={coarser}",), kind="reduced"),
+        Variant("bfloat16", "bfloat16", partial(_in, "bfloat16"), fix=bf16, settings=("model.dtype=bfloat16",),
+                require=requiring("bfloat16"), kind="reduced"),
+        Variant("float16", "float16", partial(_in, "float16"), fix=fp16, settings=("model.dtype=float16",),
+                require=requiring("float16"), kind="reduced"),
+        Variant("int8", "int8", partial(_in, "int8"), settings=any_precision, kind="reduced"),
         Variant("compiled", "compiled", partial(_compiled, "float32"), fix=fused, setup_s=COMPILE_S,
-                require=_require_compiler, settings=("evaluation.compile=on",)),
+                require=requiring("compiler"), settings=("evaluation.compile=on",)),
         Variant("bfloat16_compiled", "compiled bfloat16", partial(_compiled, "bfloat16"), "bfloat16", fused,
                 settings=("model.dtype=bfloat16", "evaluation.compile=on"), setup_s=COMPILE_S,
-                require=_require_compiler, kind="coarser"),
+                require=requiring("bfloat16", "compiler"), kind="reduced"),
         *(Variant(name, engine.words, partial(_engine, name), SORTED if name == engine.library else engine.library,
                   setup_s=ENGINE_S.get(name, 0.0), require=partial(_require_engine, engine),
-                  kind="same_arithmetic" if engine.precision == "float32" else "coarser")
+                  kind="same_arithmetic" if engine.precision == "float32" else "reduced")
           for name, engine in ENGINES.items()),
     ]  # fmt: skip
 
@@ -344,11 +345,11 @@ def padded(
             yield collate(tokens, rows, tokenizer.pad_token_id or 0, shop.loaded.device)
 
     def logits(texts: Sequence[str]) -> np.ndarray:
-        found = np.empty((len(texts), model.config.num_labels), dtype=np.float32)
+        logits = np.empty((len(texts), model.config.num_labels), dtype=np.float32)
         with torch.inference_mode():
             for batch in batches(texts):
-                found[list(batch.rows)] = run(batch)[: len(batch.rows)].float().cpu().numpy()
-        return found
+                logits[list(batch.rows)] = run(batch)[: len(batch.rows)].float().cpu().numpy()
+        return logits
 
     def work(texts: Sequence[str]) -> Work:
         made = list(batches(texts))
@@ -372,7 +373,7 @@ def _way(
 def _predicting(predictor: Predictor, loaded: LoadedModel) -> Way:
     def work(texts: Sequence[str]) -> Work:
         forwards = predictor.forwards(predictor.tokenize(texts))
-        return lambda: [each() for each in forwards]
+        return lambda: [forward() for forward in forwards]
 
     way = _way(lambda texts: predictor.predict(texts).logits, predictor.model, loaded, predictor.strategy)
     made = _program(predictor.options)
@@ -381,7 +382,7 @@ def _predicting(predictor: Predictor, loaded: LoadedModel) -> Way:
 
 def _program(options: PredictorOptions) -> tuple[str, ...]:
     """Return the lines that predict texts of one's own with these options."""
-    changed = ((each.name, getattr(options, each.name)) for each in fields(options))
+    changed = ((option.name, getattr(options, option.name)) for option in fields(options))
     given = ", ".join(f"{name}={value!r}" for name, value in changed if value != PredictorOptions.__dict__.get(name))
     names, more = "Predictor, PredictorOptions", ""
     if options.precision not in PRECISIONS:
@@ -392,64 +393,51 @@ def _program(options: PredictorOptions) -> tuple[str, ...]:
     return *(("import torch",) if more else ()), imports, f"{call}.predict(texts).labels"
 
 
-def _packed(shop: Workshop) -> Way:
-    return _in("float32", shop)
-
-
 def _in(precision: str, shop: Workshop) -> Way:
     way = _predicting(shop.predictor(precision), shop.loaded)
     return replace(way, setting=partial(ALL_PRECISIONS[precision].active, shop.loaded.device))
 
 
-def _require_layouts(shop: Workshop) -> None:
-    if not can_prepare(shop.loaded.device):
-        raise Refused("not_possible", "this device has no kernels for weights that are laid out before")
-
-
-def _bfloat16(shop: Workshop) -> Way:
-    _require_bfloat16(shop.loaded)
-    return _in("bfloat16", shop)
-
-
-def _require_bfloat16(loaded: LoadedModel) -> None:
-    if not has_bfloat16_matmul(loaded.device):
-        raise Refused("not_possible", "this processor has no bfloat16 products: it would emulate them, slower")
-
-
-def _float16(shop: Workshop) -> Way:
-    if not is_gpu(shop.loaded.device):
-        raise Refused("not_possible", "float16 is fast on a GPU alone")
-    return _in("float16", shop)
-
-
-def _require_compiler(shop: Workshop) -> None:
-    if obstacle := compile_obstacle(shop.loaded.device):
-        raise Refused("not_possible", obstacle)
-
-
 def _compiled(precision: str, shop: Workshop) -> Way:
-    if precision == "bfloat16":
-        _require_bfloat16(shop.loaded)
     return _predicting(shop.predictor(precision, compiled=True), shop.loaded)
 
 
 def _with_threads(number: int, shop: Workshop) -> Way:
-    if not is_host(shop.loaded.device):
-        raise Refused("not_possible", "the threads of the host do not compute where there is a GPU")
     if number >= torch.get_num_threads():
         raise Refused("not_possible", "there is one thread")
-    way = _packed(shop)
+    way = _in("float32", shop)
     program = ("import torch", f"torch.set_num_threads({number})", *way.program)
     return replace(way, setting=lambda: host_threads(number), program=program)
+
+
+# What a variant needs of a device: the reason where that is not available.
+NEEDS: dict[str, Callable[[torch.device], str | None]] = {
+    "bfloat16": lambda device: None if has_bfloat16_matmul(device) else NO_BFLOAT16,
+    "float16": lambda device: None if is_gpu(device) else "float16 is fast on a GPU only",
+    "prepacking": lambda device: None if can_prepack(device) else "this device has no kernels for prepacked weights",
+    "threads": lambda device: None if is_host(device) else "the threads of the host do not compute for a GPU",
+    "compiler": lambda device: compile_obstacle(device),
+    "gpu": lambda device: None if is_gpu(device) else "only a GPU has that choice",
+    "host": lambda device: None if is_host(device) else "engines are compared on a CPU only",
+}
+NO_BFLOAT16 = "this processor has no bfloat16 products: it would emulate them, slower"
+
+
+def requiring(*needs: str) -> Callable[[Workshop], None]:
+    """Return what raises Refused where the device lacks any of `NEEDS`."""
+
+    def require(shop: Workshop) -> None:
+        for reason in (NEEDS[name](shop.loaded.device) for name in needs):
+            if reason:
+                raise Refused("not_possible", reason)
+
+    return require
 
 
 def _require_engine(engine: Engine, shop: Workshop) -> None:
     if engine.lacking:
         raise Refused("not_installed", str(lacking(*engine.lacking)))
-    if not is_host(shop.loaded.device):
-        raise Refused("not_possible", "it is compared on a CPU alone")
-    if engine.precision == "bfloat16":
-        _require_bfloat16(shop.loaded)
+    requiring("host", *(["bfloat16"] if engine.precision == "bfloat16" else []))(shop)
     if engine.calibrated and len(shop.calibration) < LEAST_CALIBRATION:
         raise Refused("too_few_texts", f"its ranges are found with {LEAST_CALIBRATION} texts or more; the dataset has "
                       f"{len(shop.calibration)}")  # fmt: skip
@@ -485,28 +473,28 @@ def _other_model(name: str, shop: Workshop) -> Way:
 
 def _source(model: Model, shop: Workshop) -> ModelSource:
     """Return the checkpoint, fetched from the Hub where it is not on this disk. Raises Refused."""
-    place = shop.loaded.source.path.parent
+    folder = shop.loaded.source.path.parent
     try:
-        return models.locate(model, place)
+        return models.locate(model, folder)
     except InputError:
         pass
     try:
-        return fetch(model, place, trust_remote_code=shop.trust_remote_code, progress=lambda text: None)
+        return fetch(model, folder, trust_remote_code=shop.trust_remote_code, progress=lambda text: None)
     except PipelineError as error:
         raise Refused("failed", str(error).removeprefix("model.name is ")) from error
 
 
 def _same_labels(theirs: Mapping[int, str], own: Mapping[int, str]) -> list[int]:
     """Return where each of our labels stands among theirs. Raises Refused where they are not the same labels."""
-    places = {label: place for place, label in theirs.items()}
-    if set(places) != set(own.values()):
+    columns = {label: column for column, label in theirs.items()}
+    if set(columns) != set(own.values()):
         lacking, more = (
-            sorted(map(str, each)) for each in (set(own.values()) - set(places), set(places) - set(own.values()))
+            sorted(map(str, labels)) for labels in (set(own.values()) - set(columns), set(columns) - set(own.values()))
         )
         known = [f"lacks {_some(lacking)}"] if lacking else []
         known += [f"has {_some(more)} besides"] if more else []
         raise Refused("other_labels", f"its labels are others than this model's: it {' and '.join(known)}")
-    return [places[own[place]] for place in range(len(own))]
+    return [columns[own[column]] for column in range(len(own))]
 
 
 def _some(labels: Sequence[str], shown: int = 3) -> str:

@@ -104,7 +104,7 @@ def answer(profile: ModelProfile) -> list[tuple[str, str]]:
             seconds[layer.bound] += spent
     if not seconds:
         return [("What", what), ("Why", f"Not known: {reason(profile, 'bound')}.")]
-    bound = max(seconds, key=lambda each: seconds[each])
+    bound = max(seconds, key=lambda kind: seconds[kind])
     why = f"{percent(seconds[bound] / run_s)} of the time is in layers limited by {plain(bound)}."
     has_device = any(layer.device_self_s is not None for layer in profile.layers)
     on_host = None if has_device else OF_CAUSES_ON_HOST.get(bound)  # which has no graph to launch
@@ -335,17 +335,17 @@ def outliers(points: Sequence[tuple[float, float]]) -> list[Outlier]:
 
 def columns(profile: ModelProfile) -> dict[str, list[Any]]:
     """Return a list per column, a value per layer; times in seconds, sizes in bytes, None where it is not known."""
-    place = {layer.path: at for at, layer in enumerate(profile.layers)}
-    rows = [_row(layer, place) for layer in profile.layers]
+    row_of = {layer.path: at for at, layer in enumerate(profile.layers)}
+    rows = [_row(layer, row_of) for layer in profile.layers]
     return {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
 
 
-def _row(layer: LayerProfile, place: dict[str, int]) -> dict[str, Any]:
+def _row(layer: LayerProfile, row_of: dict[str, int]) -> dict[str, Any]:
     return {
         "path": layer_name(layer.path),
         "name": clean(layer.name) if layer.name != layer.path else None,
         "type": clean(layer.type) or "(unprintable class)",
-        "parent": place.get(layer.parent, -1) if layer.parent is not None else -1,
+        "parent": row_of.get(layer.parent, -1) if layer.parent is not None else -1,
         "depth": layer.depth,
         "order": layer.order,
         "calls": _short(layer.calls),
@@ -365,11 +365,11 @@ def _row(layer: LayerProfile, place: dict[str, int]) -> dict[str, Any]:
         "inputs": clean("; ".join(layer.input_shapes), LONGEST_SHAPES) or None,
         "outputs": clean("; ".join(layer.output_shapes), LONGEST_SHAPES) or None,
         "counted": layer.self_s is not None and not layer.is_concurrent,
-        "doubts": clean("; ".join(_doubts(layer)), 2 * LONGEST_SHAPES) or None,
+        "doubts": clean("; ".join(_layer_doubts(layer)), 2 * LONGEST_SHAPES) or None,
     }
 
 
-def _doubts(layer: LayerProfile) -> tuple[str, ...]:
+def _layer_doubts(layer: LayerProfile) -> tuple[str, ...]:
     return (*layer.doubts, CONCURRENT) if layer.is_concurrent else layer.doubts
 
 

@@ -26,14 +26,14 @@ def figure(calibration: Calibration, about: Subject) -> Figure:
 
 def _reliability(axes: Axes, calibration: Calibration) -> None:
     bins = calibration.bins
-    start = _start(min(min(each.mean_confidence, each.accuracy_ci_low) for each in bins))
+    start = _start(min(min(group.mean_confidence, group.accuracy_ci_low) for group in bins))
     axes.plot([start, 1], [start, 1], color=MUTED, linestyle=(0, (5, 3)), linewidth=1.3, label="perfectly calibrated")
-    for each in bins:
-        axes.vlines(each.mean_confidence, each.accuracy_ci_low, each.accuracy_ci_high, RIGHT, linewidth=2)
+    for group in bins:
+        axes.vlines(group.mean_confidence, group.accuracy_ci_low, group.accuracy_ci_high, RIGHT, linewidth=2)
     for has_few, face in ((False, RIGHT), (True, "white")):
-        of_kind = [each for each in bins if each.has_few_rows == has_few]
+        of_kind = [group for group in bins if group.has_few_rows == has_few]
         if of_kind:
-            points = [[each.mean_confidence for each in of_kind], [each.accuracy for each in of_kind]]
+            points = [[group.mean_confidence for group in of_kind], [group.accuracy for group in of_kind]]
             name = "bin of few rows" if has_few else "bin"
             look = {"markerfacecolor": face, "markeredgecolor": RIGHT, "markeredgewidth": 2, "markersize": 9}
             axes.plot(*points, "o", label=f"{name}, with its 95 % interval", **look)
@@ -55,9 +55,9 @@ def _distribution(axes: Axes, calibration: Calibration) -> None:
     edges = np.linspace(0, 1, len(rows) + 1)
     first = int(np.flatnonzero(rows)[0])
     look = {"width": np.diff(edges)[first:], "align": "edge", "edgecolor": "white", "linewidth": 0.6}
-    places, right, wrong = edges[first:-1], right[first:], (rows - right)[first:]
-    axes.bar(places, right, color=RIGHT, label="right", **look)
-    axes.bar(places, wrong, bottom=right, color=WRONG, hatch="//", label="wrong", **look)
+    starts, right, wrong = edges[first:-1], right[first:], (rows - right)[first:]
+    axes.bar(starts, right, color=RIGHT, label="right", **look)
+    axes.bar(starts, wrong, bottom=right, color=WRONG, hatch="//", label="wrong", **look)
     mean, accuracy = calibration.mean_confidence, calibration.accuracy
     axes.axvline(mean, color=INK, linewidth=1.6, label=f"mean confidence {100 * mean:.1f} %")
     axes.axvline(accuracy, color=INK, linewidth=1.6, linestyle=":", label=f"right {100 * accuracy:.1f} %")

@@ -1,4 +1,4 @@
-"""The allocated memory over the time of a trace, and whose it was at the peak."""
+"""The allocated memory over the time of a trace, and what held it at the peak."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,7 +15,7 @@ BYTES = ((1.0, "bytes"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"))
 ALLOCATED, RESERVED, OWNER, REST = "#0072B2", "#E69F00", "#56B4E9", "#BDBDBD"
 
 
-@picture("trace_memory.png", "memory over the time of the trace, and whose it was")
+@picture("trace_memory.png", "memory over the time of the trace, and what held it")
 def figure(trace: Trace, about: Subject) -> Figure:
     """Return the figure for one trace of the document in which memory was recorded."""
     uses = trace["memory"][:SHOWN]
@@ -73,14 +73,14 @@ def _owners(axes: Axes, use: TracedMemory) -> None:
     texts = [_text(part, use["peak_bytes"], count) for part, count in zip(taken, counts, strict=True)]
     bars(axes, names, [part / size for part in taken], texts, 2.1, color=colours)
     axes.set_ylim(max(len(parts), 5) - 0.5, -0.5)
-    axes.set_title("Whose it is at the peak")
+    axes.set_title("What holds it at the peak")
     axes.set_xlabel(name)
 
 
 def _owner(owner: Owner) -> str:
     name = owner["operator"] or "outside of all operators"
-    place = f"\n{shortened(owner['inside'], LONGEST_OWNER)}" if owner["inside"] else ""
-    return shortened(name, LONGEST_OWNER) + place
+    caller = f"\n{shortened(owner['inside'], LONGEST_OWNER)}" if owner["inside"] else ""
+    return shortened(name, LONGEST_OWNER) + caller
 
 
 def _text(taken: float, peak: float, count: int | None) -> str:

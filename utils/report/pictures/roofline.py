@@ -59,9 +59,9 @@ class Point:
     @property
     def allowed(self) -> float | None:
         """The FLOP/s at which its operators would run at the limits of this machine; None where that is not known."""
-        owners = verdict.breakdown if (verdict := self.row.get("verdict")) else ()
-        whole = sum(owner.seconds for owner in owners)
-        least = sum(owner.seconds for owner in owners if owner.kind in ("compute", "memory"))
+        parts = verdict.breakdown if (verdict := self.row.get("verdict")) else ()
+        whole = sum(part.seconds for part in parts)
+        least = sum(part.seconds for part in parts if part.kind in ("compute", "memory"))
         return self.rate * whole / least if least > 0 else None
 
     @property

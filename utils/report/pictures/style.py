@@ -59,17 +59,17 @@ CAUSES: dict[CauseKind, str] = {
     "padding": "padding",
     "compute": "compute",
     "memory": "memory",
-    "kernels": "slow shapes",
+    "kernels": "kernels below peak",
     "around": "cold caches",
-    "host": "Python",
-    "unexplained": "not found",
+    "host": "dispatch overhead",
+    "unexplained": "unexplained",
     "input": "tokenizing",
     "transfer": "transfer",
 }
 BOUNDS: dict[Bound, str] = {
     "compute": "compute",
     "memory": "memory",
-    "launch": "issuing",
+    "launch": "dispatch overhead",
     "transfer": "transfer",
     "input": "tokenizing",
     "under_utilised": "small shapes",
@@ -110,13 +110,13 @@ def subject(document: Document, cpu: str | None = None) -> Subject:
     """Return the subject of a document of step 02; `cpu` is the name of its CPU."""
     model, data, device = document["model"], document["dataset"], document["device"]
     dtypes = dict.fromkeys(row["dtype"] for row in document["batch_sizes"])
-    place = device.get("name") or cpu or "an unknown CPU"
+    machine = device.get("name") or cpu or "an unknown CPU"
     source = shortened((data.get("source") or {}).get("name") or "unknown data")
     rows, memory = data.get("rows"), device.get("memory_bytes")
     texts = f"{source} ({rows:,} texts)" if rows else source
     return Subject(
         title=f"{shortened(model.get('name') or 'unknown model')}, {' and '.join(dtypes) or 'no dtype measured'}",
-        detail=f"on {shortened(place)}, {texts}, measured {document['written'][:10]}",
+        detail=f"on {shortened(machine)}, {texts}, measured {document['written'][:10]}",
         is_synthetic=bool(document["synthetic"]),
         device_memory_mb=memory / 1e6 if memory else None,
     )

@@ -17,11 +17,11 @@ HEIGHT, LINE_HEIGHT = 2.7, 0.34  # inches
 
 
 @picture("variants.png", "how fast each variant is, and what it does to the answers")
-def figure(rows: Sequence[VariantRow], about: Subject, found: Variants) -> Figure:
+def figure(rows: Sequence[VariantRow], about: Subject, compared: Variants) -> Figure:
     """Return the figure of the variants that were measured, in their order."""
     drawn = new_figure(about, width=15, height=HEIGHT + LINE_HEIGHT * max(len(rows), 4))
     speed, answers = drawn.subplots(1, 2, sharey=True)
-    colours = [_colour(row, found) for row in rows]
+    colours = [_colour(row, compared) for row in rows]
     _intervals(speed, [(row["texts_per_s"]["value"], row["texts_per_s"]["low"], row["texts_per_s"]["high"])
                        for row in rows], colours)  # fmt: skip
     speed.set_yticks(range(len(rows)), [_name(row) for row in rows])
@@ -30,7 +30,7 @@ def figure(rows: Sequence[VariantRow], about: Subject, found: Variants) -> Figur
     speed.set_xlabel("texts per second, tokenizing included")
     speed.set_title("Speed")
     has_labels = all(row["exactness"].get("accuracy_difference") is not None for row in rows)
-    tolerance = -100 * found["max_accuracy_drop"] if has_labels else 100 * found["min_agreement"]
+    tolerance = -100 * compared["max_accuracy_drop"] if has_labels else 100 * compared["min_agreement"]
     _intervals(answers, [_answers(row, has_labels) for row in rows], colours)
     line = answers.axvline(
         tolerance, color=ALARM, linestyle=(0, (5, 3)), label="allowed: the whole interval right of this"
@@ -59,8 +59,8 @@ def _answers(row: VariantRow, has_labels: bool) -> tuple[float, float, float]:
     return value, low, high
 
 
-def _colour(row: VariantRow, found: Variants) -> str:
-    if row["name"] == found["recommended"]["name"]:
+def _colour(row: VariantRow, compared: Variants) -> str:
+    if row["name"] == compared["recommended"]["name"]:
         return CHOSEN
     return REFUSED if row["against"] else ALLOWED
 

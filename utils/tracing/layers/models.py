@@ -95,7 +95,7 @@ PRESETS: dict[str, tuple[str, str, Mapping[str, int | str | list[int]]]] = {
 
 
 @dataclass(frozen=True)
-class Subject:
+class PreparedModel:
     """A model on its device, ready for inference."""
 
     model: torch.nn.Module
@@ -103,7 +103,7 @@ class Subject:
     device: torch.device
 
 
-def prepare(wanted: Model, *, trust_remote_code: bool = False) -> Subject:
+def prepare(wanted: Model, *, trust_remote_code: bool = False) -> PreparedModel:
     """Return the model that the settings ask for. Raises a PipelineError that names the way out.
 
     Python code that a folder or a repository brings is run only where it is trusted.
@@ -120,7 +120,7 @@ def prepare(wanted: Model, *, trust_remote_code: bool = False) -> Subject:
         model, name = build(wanted.architecture).to(DTYPES[wanted.dtype]), wanted.architecture
     else:
         raise InputError("model: give an architecture (a preset) or a name (a folder, or a name on the Hub)")
-    return Subject(model.to(device).eval(), name, device)
+    return PreparedModel(model.to(device).eval(), name, device)
 
 
 def _load(name: str, revision: str | None, dtype: torch.dtype, trusted: bool) -> tuple[torch.nn.Module, str]:
@@ -140,7 +140,7 @@ def _load(name: str, revision: str | None, dtype: torch.dtype, trusted: bool) ->
     with hashed_alone(folder) as shown:
         try:
             config = transformers.AutoConfig.from_pretrained(shown, **local)
-            model, told = _kind(config).from_pretrained(
+            model, loading = _kind(config).from_pretrained(
                 shown, dtype=dtype, use_safetensors=True, output_loading_info=True, **local
             )
         except ImportError as error:
@@ -148,7 +148,7 @@ def _load(name: str, revision: str | None, dtype: torch.dtype, trusted: bool) ->
         except Exception as error:  # any type: loaders of several libraries meet damaged files here
             fault = _first_line(error).replace(str(shown), str(folder))
             raise InputError(f"{name}: cannot be loaded as a model: {fault}") from error
-        require_all_used(model, told["unexpected_keys"], shown, name)
+        require_all_used(model, loading["unexpected_keys"], shown, name)
     if getattr(model.config, "pad_token_id", None) is None:  # decoders that classify refuse batches without one
         model.config.pad_token_id = getattr(model.config, "eos_token_id", None)
     return model, folder.resolve().name if is_folder else name
@@ -161,7 +161,7 @@ def _kind(config: Any) -> Any:
     """
     import transformers
 
-    own = {str(place).rpartition(".")[2]: key for key, place in (getattr(config, "auto_map", None) or {}).items()}
+    own = {str(path).rpartition(".")[2]: key for key, path in (getattr(config, "auto_map", None) or {}).items()}
     for name in map(str, config.architectures or []):
         kind = getattr(transformers, own.get(name, name), None)
         if name in own or (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):

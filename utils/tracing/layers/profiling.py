@@ -22,8 +22,8 @@ MOST_SECONDS_FOR_A_PLAN = 120.0
 def limits_of_machine(folder: Path, device: torch.device, dtype: str) -> Limits | None:
     """Return the measured limits of this machine in `dtype`, kept in `folder`; None where it has none for it."""
     wanted = tuple(dict.fromkeys([*ceilings.usual_dtypes(device), dtype]))
-    found, _, _ = ceilings.cached(folder, device, wanted)
-    return found.limits(dtype)
+    known, _, _ = ceilings.cached(folder, device, wanted)
+    return known.limits(dtype)
 
 
 @dataclass(frozen=True)

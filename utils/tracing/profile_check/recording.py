@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import msgspec
-
 from boundby import files
 from boundby.capture import CaptureManifest
 from boundby.cli import typed
@@ -23,35 +21,18 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: in which file, what was found there, and for a fault how to get it right."""
+    """One thing that was looked at: in which file, what is to be said of it, and for a fault how to get it right."""
 
     what: str
     file: str
     state: Literal["ok", "note", "fault"]
-    found: str
+    text: str
     remedy: str | None = None
 
     @property
     def is_fatal(self) -> bool:
         """Whether the artefact must not be used as it is."""
         return self.state == "fault"
-
-
-class _Profiling(msgspec.Struct):
-    enabled: bool
-
-
-class _Settings(msgspec.Struct):
-    profiling: _Profiling
-
-
-class _Config(msgspec.Struct):
-    """What is read of the config.json of a training run."""
-
-    kind: Literal["training_run"]
-    steps_planned: int
-    world_size: int
-    settings: _Settings
 
 
 @dataclass
@@ -81,19 +62,19 @@ class Profile:
             return f"make it again: {typed('run', '--from', '3')}, with the settings of this run"
         return "record it again"
 
-    def ok(self, what: str, path: Path, found: str) -> None:
+    def ok(self, what: str, path: Path, text: str) -> None:
         """Note that all is well."""
-        self._add(what, path, "ok", found)
+        self._add(what, path, "ok", text)
 
-    def note(self, what: str, path: Path, found: str) -> None:
+    def note(self, what: str, path: Path, text: str) -> None:
         """Note something worth knowing that spoils nothing."""
-        self._add(what, path, "note", found)
+        self._add(what, path, "note", text)
 
-    def fault(self, what: str, path: Path, found: str, remedy: str | None = None) -> None:
+    def fault(self, what: str, path: Path, text: str, remedy: str | None = None) -> None:
         """Note a fault; that a file is missing or of another size, once. Without a `remedy` it has to be made again."""
         is_known = any((fault.what, fault.file) == (what, self._named(path)) for fault in self.faults)
         if not (what in ("existence", "size") and is_known):
-            self._add(what, path, "fault", found, remedy or self.again)
+            self._add(what, path, "fault", text, remedy or self.again)
 
     def read(self, path: Path, kind: type[Record], remedy: str | None = None) -> Record | None:
         """Return the record in a file; None, with a fault, where it is missing or no such record."""
@@ -106,9 +87,9 @@ class Profile:
         return None
 
     def _add(
-        self, what: str, path: Path, state: Literal["ok", "note", "fault"], found: str, remedy: str | None = None
+        self, what: str, path: Path, state: Literal["ok", "note", "fault"], text: str, remedy: str | None = None
     ) -> None:
-        self.checks.append(Check(what, self._named(path), state, found, remedy))
+        self.checks.append(Check(what, self._named(path), state, text, remedy))
 
     def _named(self, path: Path) -> str:
         return str(path.relative_to(self.run)) if path.is_relative_to(self.run) else str(path)
@@ -132,7 +113,7 @@ def check(path: Path, layout: Layout) -> Profile:
     if path.resolve().name == layout.traces.name and above.receipt(STEP).exists():
         path = above.results
     own = replace(layout, results=path)
-    if any(place.exists() for place in (own.traces, own.receipt(STEP), own.marker(STEP))):
+    if any(file.exists() for file in (own.traces, own.receipt(STEP), own.marker(STEP))):
         profile = Profile(path, own.traces, own)
         if _receipt(profile, own):
             _recording(profile, own.trace_manifest)
@@ -154,9 +135,9 @@ def _receipt(profile: Profile, layout: Layout) -> bool:
         receipt = steps.receipt_in(path)
     except FileNotFoundError:
         has_begun = layout.marker(STEP).exists()
-        found = f"step {STEP} has started and not finished" if has_begun else f"step {STEP} left no receipt"
+        text = f"step {STEP} has started and not finished" if has_begun else f"step {STEP} left no receipt"
         remedy = f"wait for it, or {typed('run', '--from', '3', '--resume')}" if has_begun else None
-        profile.fault("receipt", path, found, remedy)
+        profile.fault("receipt", path, text, remedy)
         return True
     except steps.OtherReceipt as error:
         profile.fault("receipt", path, f"{error}", f"check it with that version, or {profile.again}")
@@ -165,7 +146,7 @@ def _receipt(profile: Profile, layout: Layout) -> bool:
         profile.fault("receipt", path, f"{error}")
         return True
     for output in receipt.outputs:
-        _output(profile, _place(profile, output.path), output)
+        _output(profile, _path_now(profile, output.path), output)
     if receipt.status != "ok":
         profile.fault("receipt", path, f"step {STEP} ended with status {receipt.status}")
         return True
@@ -177,18 +158,18 @@ def _receipt(profile: Profile, layout: Layout) -> bool:
     return True
 
 
-def _output(profile: Profile, place: Path, output: steps.Output) -> None:
-    if not place.is_file():
-        profile.fault("existence", place, "it is missing; the receipt lists it")
-    elif (size := place.stat().st_size) != output.bytes:
-        profile.fault("size", place, f"it has {size:,} bytes, {output.bytes:,} were written")
-    elif files.sha256(place) != output.sha256:
-        profile.fault("hash", place, "its SHA-256 is not the one in the receipt: it has changed")
+def _output(profile: Profile, file: Path, output: steps.Output) -> None:
+    if not file.is_file():
+        profile.fault("existence", file, "it is missing; the receipt lists it")
+    elif (size := file.stat().st_size) != output.bytes:
+        profile.fault("size", file, f"it has {size:,} bytes, {output.bytes:,} were written")
+    elif files.sha256(file) != output.sha256:
+        profile.fault("hash", file, "its SHA-256 is not the one in the receipt: it has changed")
     else:
-        profile.ok("hash", place, f"{size:,} bytes, as written")
+        profile.ok("hash", file, f"{size:,} bytes, as written")
 
 
-def _place(profile: Profile, recorded: str) -> Path:
+def _path_now(profile: Profile, recorded: str) -> Path:
     """Return where a listed file is now, also when the folder of the run has moved."""
     parts = Path(recorded).parts
     for folder in (profile.folder, profile.run.resolve()):  # layers lie beside the traces, in the results
@@ -206,28 +187,28 @@ def _recording(profile: Profile, path: Path) -> None:
         return
     _steps_of(profile, path, manifest)
     for recorded, what in manifest.files.items():
-        place = _place(profile, str(recorded))
-        if not place.is_file():
-            profile.fault("existence", place, f"it is missing; {path.name} names it as {what}")
-        elif not place.stat().st_size:
-            profile.fault("size", place, f"it is empty; {path.name} names it as {what}")
+        file = _path_now(profile, str(recorded))
+        if not file.is_file():
+            profile.fault("existence", file, f"it is missing; {path.name} names it as {what}")
+        elif not file.stat().st_size:
+            profile.fault("size", file, f"it is empty; {path.name} names it as {what}")
         elif what != "trace":
-            profile.ok("existence", place, f"the {what} of the manifest")
+            profile.ok("existence", file, f"the {what} of the manifest")
     for cycle in manifest.cycles:
-        place = _place(profile, str(cycle.trace_path))
-        if not (cycle.trace_path and place.is_file() and place.stat().st_size):
+        file = _path_now(profile, str(cycle.trace_path))
+        if not (cycle.trace_path and file.is_file() and file.stat().st_size):
             continue
         try:
-            trace = read_trace(place)
+            trace = read_trace(file)
         except (OSError, ValueError) as error:
-            profile.fault("trace", place, f"{error}")
+            profile.fault("trace", file, f"{error}")
             continue
         analysis = analyze(trace, expected_steps=cycle.steps_recorded, stacks_expected=cycle.stacks)
         for finding in analysis.findings:
             say = profile.fault if finding.is_fatal else profile.note
-            say(finding.kind, place, finding.text)
+            say(finding.kind, file, finding.text)
         if analysis.is_conclusive:
-            profile.ok("trace", place, f"{analysis.events:,} events, {len(analysis.step_numbers)} steps")
+            profile.ok("trace", file, f"{analysis.events:,} events, {len(analysis.step_numbers)} steps")
         if cycle.trace_path == manifest.trace_path and profile.analysis is None:
             profile.analysis = analysis
 
@@ -262,15 +243,15 @@ def _training(profile: Profile) -> None:
 
 
 def _settings_and_metrics(profile: Profile, path: Path, ranks: Sequence[int | None]) -> None:
-    config = profile.read(path, _Config, TRAIN_AGAIN)
-    if config is not None and not config.settings.profiling.enabled:
+    config = profile.read(path, run_folder.RunConfig, TRAIN_AGAIN)
+    if config is not None and not config.is_recorded:
         profile.note("profiling", path, "profiling.enabled was false: the run was not recorded (--profiler on)")
     elif config is not None and len(ranks) < config.world_size:
         text = f"stage times of {len(ranks)} of {config.world_size} process(es) are here"
         profile.fault("processes", path, text, TRAIN_AGAIN)
     elif config is not None:
-        told = f"{config.steps_planned:,} steps, {config.world_size} process(es)"
-        profile.ok("configuration", path, told)
+        planned = f"{config.steps_planned:,} steps, {config.world_size} process(es)"
+        profile.ok("configuration", path, planned)
     path = profile.folder / progress.FILE
     metrics = profile.read(path, progress.Metrics, TRAIN_AGAIN)
     if metrics is None:

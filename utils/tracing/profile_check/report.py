@@ -32,19 +32,19 @@ def lines(profile: Profile, *, with_analysis: bool = False, brief: bool = False)
     if brief and not profile.faults:
         return [f"the profile is whole: {len(artefacts)} files, as they were written"]
     shown = profile.faults if brief else profile.checks
-    told = [line for file in artefacts for line in _of_file([check for check in shown if check.file == file])]
+    text_lines = [line for file in artefacts for line in _of_file([check for check in shown if check.file == file])]
     notes = sum(check.state == "note" for check in profile.checks)
     headline = f"FINE: {len(artefacts)} artefact(s), no fault, {notes} note(s)"
     if profile.faults:
         broken = listed([*dict.fromkeys(fault.file for fault in profile.faults)])
         headline = f"FAULT: {len(profile.faults)} fault(s) in {broken}; do not rely on this profile"
-    told += ["", *paragraph(headline)]
-    return told + plain_text.lines([*_of_stages(profile), *_of_trace(profile)]) if with_analysis else told
+    text_lines += ["", *paragraph(headline)]
+    return text_lines + plain_text.lines([*_of_stages(profile), *_of_trace(profile)]) if with_analysis else text_lines
 
 
 def values(profile: Profile, *, with_analysis: bool = False) -> dict[str, Any]:
     """Return the checks, the verdict and, if wanted, the analysis as plain values for JSON."""
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "profile_check",
         "run": str(profile.run),
@@ -52,26 +52,26 @@ def values(profile: Profile, *, with_analysis: bool = False) -> dict[str, Any]:
         "checks": [{**asdict(check), "is_fatal": check.is_fatal} for check in profile.checks],
     }
     if with_analysis:
-        told["analysis"] = document.subject(Examined.of(profile.analysis)) if profile.analysis else None
+        content["analysis"] = document.subject(Examined.of(profile.analysis)) if profile.analysis else None
         if profile.ranks:
             verdict = _judged(profile)
-            told["training"] = {"verdict": verdict.as_dict(), "text": str(verdict).splitlines()}
-    return told
+            content["training"] = {"verdict": verdict.as_dict(), "text": str(verdict).splitlines()}
+    return content
 
 
 def _of_file(checks: list[Check]) -> list[str]:
     """Return the lines on one file: that it is well or all that is wrong with it and the way out, then each note."""
-    found = {state: [check.found for check in checks if check.state == state] for state in ("ok", "fault", "note")}
+    texts = {state: [check.text for check in checks if check.state == state] for state in ("ok", "fault", "note")}
     remedies = dict.fromkeys(check.remedy for check in checks if check.remedy)
-    told = [("note", note) for note in found["note"]]
-    if found["fault"]:
-        told.insert(0, ("fault", f"{'; '.join(found['fault'])} -> {' or '.join(remedies)}"))
-    elif found["ok"]:
-        told.insert(0, ("ok", "; ".join(found["ok"])))
+    shown = [("note", note) for note in texts["note"]]
+    if texts["fault"]:
+        shown.insert(0, ("fault", f"{'; '.join(texts['fault'])} -> {' or '.join(remedies)}"))
+    elif texts["ok"]:
+        shown.insert(0, ("ok", "; ".join(texts["ok"])))
     return [
         line
-        for state, said in told
-        for line in paragraph(clean(f"{checks[0].file}: {said}", LONGEST_FOUND), " " * MARGIN, f"{state:<{MARGIN}}")
+        for state, text in shown
+        for line in paragraph(clean(f"{checks[0].file}: {text}", LONGEST_FOUND), " " * MARGIN, f"{state:<{MARGIN}}")
     ]
 
 

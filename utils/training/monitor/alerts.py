@@ -58,16 +58,8 @@ class Unwatched(Exception):
 
 def watch(ranks: Sequence[StageTimes], now_unix_s: float, stall_s: float = STALL_S) -> tuple[Finding, ...]:
     """Return what every rule says of the processes of a run."""
-    return (
-        _finding("Slow step", SLOW_RULE, slow_step, ranks),
-        _finding("Input starvation", STARVED_RULE, input_starvation, ranks),
-        _finding("Loss not a number", NOT_FINITE_RULE, not_finite, ranks),
-        _finding("Diverging loss", DIVERGING_RULE, diverging, ranks),
-        _finding("Exploding gradients", EXPLODING_RULE, exploding, ranks),
-        _finding("Memory growth", GROWTH_RULE, memory_growth, ranks),
-        _finding("Throttling", THROTTLE_RULE, throttling, ranks),
-        _finding("Stalled run", stall_rule(stall_s), lambda times: stalled(times, now_unix_s, stall_s), ranks),
-    )
+    rules = (*RULES, ("Stalled run", stall_rule(stall_s), lambda times: stalled(times, now_unix_s, stall_s)))
+    return tuple(_finding(name, rule, look, ranks) for name, rule, look in rules)
 
 
 def _finding(name: str, rule: str, look: Callable[[StageTimes], str | None], ranks: Sequence[StageTimes]) -> Finding:
@@ -85,34 +77,22 @@ def _finding(name: str, rule: str, look: Callable[[StageTimes], str | None], ran
     return Finding(name, rule, tuple(alerts), unwatched)
 
 
-SLOW_RULE = (
-    f"One of the last {WINDOW} steps took more than {SLOW_FACTOR:g} times the median of the up to {WINDOW} steps before"
-    f" it (at least {LEAST}), and {SLOW_EXTRA_S * 1e3:g} ms more. Steps that a profiler slowed down do not count."
-)
-
-
 def slow_step(times: StageTimes) -> str | None:
     """Return the slow ones among the newest steps, with the stage in which the worst one spent most."""
     table = _newest(times)
     seconds = table.host_s.sum(axis=1)
     usual = _usual(seconds)
-    slow = [at for at in usual if seconds[at] > max(SLOW_FACTOR * usual[at], usual[at] + SLOW_EXTRA_S)]
+    slow = [step for step in usual if seconds[step] > max(SLOW_FACTOR * usual[step], usual[step] + SLOW_EXTRA_S)]
     if not slow:
         return None
-    worst = max(slow, key=lambda at: float(seconds[at]))
-    place = int(table.host_s[worst].argmax())
+    worst = max(slow, key=lambda step: float(seconds[step]))
+    column = int(table.host_s[worst].argmax())
+    stage = "no stage" if table.names[column] == IN_NO_STAGE else table.names[column]
     return (
         f"{len(slow)} of the last {len(usual)} steps; the worst is step {table.numbers[worst]}:"
         f" {text.seconds(seconds[worst])}, where {text.seconds(usual[worst])} is usual;"
-        f" {text.seconds(table.host_s[worst, place])} of it in {_stage(table, place)}"
+        f" {text.seconds(table.host_s[worst, column])} of it in {stage}"
     )
-
-
-STARVED_RULE = (
-    f"Of the last {WINDOW} steps (at least {LEAST}) more than {100 * STARVED_SHARE:.0f} % of the time went to the wait"
-    f" for the next batch (stage {stages.DATA}). Where the device's times are known, only the wait that the device sat"
-    " through counts."
-)
 
 
 def input_starvation(times: StageTimes) -> str | None:
@@ -121,54 +101,36 @@ def input_starvation(times: StageTimes) -> str | None:
     table = table.at(np.arange(len(table.numbers))[-WINDOW:])
     if stages.DATA not in table.names:
         raise Unwatched(f"the run times no stage {stages.DATA}")
-    place = table.names.index(stages.DATA)
-    waited = np.minimum(table.host_s[:, place], table.seconds[:, place])
-    share = float(waited.sum() / table.host_s.sum())
+    column = table.names.index(stages.DATA)
+    waited_s = np.minimum(table.host_s[:, column], table.seconds[:, column])
+    share = float(waited_s.sum() / table.host_s.sum())
     if share <= STARVED_SHARE:
         return None
     return f"{100 * share:.0f} % of the time of the last {table.num_steps} steps went to the wait for the next batch"
 
 
-NOT_FINITE_RULE = (
-    f"One of the last {WINDOW} values of a loss or of the norm of the gradients is no finite number. A loss is a metric"
-    " named loss, or with a name that ends so; the norm is grad_norm."
-)
-
-
 def not_finite(times: StageTimes) -> str | None:
     """Return the losses and norms that are NaN or infinite."""
-    found = []
+    alerts = []
     for name in _of_learning(times, (*_losses(times), GRADIENTS)):
         steps, values = _values(times, name)
         bad = ~np.isfinite(values[-WINDOW:])
         if bad.any():
-            found.append(f"{name}: {int(bad.sum())} of the last {len(bad)}, first at step {steps[-WINDOW:][bad][0]}")
-    return "; ".join(found) or None
-
-
-DIVERGING_RULE = (
-    f"The median of the last {LEAST} values of a loss is more than {DIVERGED:g} times the lowest median of {LEAST} in a"
-    f" row before (at least {2 * LEAST} values), and more than half of that of the first {LEAST}."
-)
+            alerts.append(f"{name}: {int(bad.sum())} of the last {len(bad)}, first at step {steps[-WINDOW:][bad][0]}")
+    return "; ".join(alerts) or None
 
 
 def diverging(times: StageTimes) -> str | None:
     """Return the losses that rise again."""
-    found = []
+    alerts = []
     for name in _of_learning(times, _losses(times)):
         _, values = _values(times, name)
         values = values[np.isfinite(values)]
-        medians = [float(np.median(values[at : at + LEAST])) for at in range(0, len(values) - LEAST, LEAST)]
+        medians = [float(np.median(values[start : start + LEAST])) for start in range(0, len(values) - LEAST, LEAST)]
         newest, lowest = float(np.median(values[-LEAST:])) if len(values) else 0.0, min(medians, default=0.0)
         if len(values) >= 2 * LEAST and 0 < DIVERGED * lowest < newest and newest > medians[0] / 2:
-            found.append(f"{name}: {newest:.4g} over the last {LEAST} values, after {lowest:.4g} before")
-    return "; ".join(found) or None
-
-
-EXPLODING_RULE = (
-    f"One of the last {WINDOW} values of {GRADIENTS} is more than {EXPLODED:g} times the median of the up to {WINDOW}"
-    f" before it (at least {LEAST})."
-)
+            alerts.append(f"{name}: {newest:.4g} over the last {LEAST} values, after {lowest:.4g} before")
+    return "; ".join(alerts) or None
 
 
 def exploding(times: StageTimes) -> str | None:
@@ -178,47 +140,14 @@ def exploding(times: StageTimes) -> str | None:
     known = np.isfinite(values)
     steps, values = steps[known], values[known]
     usual = _usual(values)
-    wild = [at for at in usual if values[at] > EXPLODED * usual[at] > 0]
+    wild = [index for index in usual if values[index] > EXPLODED * usual[index] > 0]
     if not wild:
         return None
-    worst = max(wild, key=lambda at: float(values[at]))
+    worst = max(wild, key=lambda index: float(values[index]))
     return (
         f"{len(wild)} of the last {len(usual)} values; the largest is {values[worst]:.4g} at step {steps[worst]},"
         f" where {usual[worst]:.4g} is usual"
     )
-
-
-def _usual(values: np.ndarray) -> dict[int, float]:
-    """Return the median of the values before each of the newest, by its place."""
-    newest = range(max(LEAST, len(values) - WINDOW), len(values))
-    return {at: float(np.median(values[max(0, at - WINDOW) : at])) for at in newest}
-
-
-def _losses(times: StageTimes) -> list[str]:
-    return [name for name in times.metric_names if name == "loss" or name.endswith("_loss")]
-
-
-def _of_learning(times: StageTimes, names: Sequence[str]) -> list[str]:
-    """Return those of the metrics that the run records. Raises `Unwatched` where it records none of them."""
-    known = [name for name in names if name in times.metric_names]
-    if not known:
-        wanted = " or ".join(names) if names else "loss"
-        raise Unwatched(f"the run records no metric {wanted}")
-    return known
-
-
-def _values(times: StageTimes, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps and all values of a metric, those that are no finite numbers among them."""
-    rows = times.metric_rows[times.metric_rows["metric"] == times.metric_names.index(metric)]
-    return rows["step"], rows["value"]
-
-
-GROWTH_RULE = (
-    f"Of the last {GROWTH_VALUES} values of a memory metric (at least {GROWTH_LEAST}, without the first"
-    f" {GROWTH_SKIPPED} steps of the run) every quarter has a higher median than the one before, and the last is"
-    f" {100 * GROWTH_SHARE:.0f} % and {GROWTH_BYTES >> 20} MiB above the first. Memory metrics end with _bytes and name"
-    f" one of: {', '.join(MEMORY_WORDS)}."
-)
 
 
 def is_memory(name: str) -> bool:
@@ -231,28 +160,7 @@ def memory_growth(times: StageTimes) -> str | None:
     names = [name for name in times.metric_names if is_memory(name)]
     if not names:
         raise Unwatched("the run records no memory metric")
-    grown = [alert for name in names if (alert := _growth(times, name))]
-    return "; ".join(grown) or None
-
-
-def _growth(times: StageTimes, name: str) -> str | None:
-    numbers, values = times.values_of(name)
-    values = values[numbers >= times.first_step + GROWTH_SKIPPED][-GROWTH_VALUES:]
-    if len(values) < GROWTH_LEAST:
-        return None
-    medians = [float(np.median(quarter)) for quarter in np.array_split(values, 4)]
-    rise = medians[3] - medians[0]
-    if not all(np.diff(medians) > 0) or rise < max(GROWTH_SHARE * medians[0], GROWTH_BYTES):
-        return None
-    return (
-        f"{name} grew by {rise / 2**20:,.0f} MiB over the last {len(values)} values, to {medians[3] / 2**20:,.0f} MiB"
-    )
-
-
-THROTTLE_RULE = (
-    f"One of the last {THROTTLE_VALUES} values of the metric {REASONS_METRIC} holds one of NVML's bits for"
-    f" {', '.join(REASONS.values())}."
-)
+    return "; ".join(alert for name in names if (alert := _growth(times, name))) or None
 
 
 def throttling(times: StageTimes) -> str | None:
@@ -264,8 +172,58 @@ def throttling(times: StageTimes) -> str | None:
     low = masks & NVML_THROTTLED
     if not low.any():
         return None
-    named = [text for bit, text in REASONS.items() if (low & bit).any()]
-    return f"{int((low != 0).sum())} of the last {len(masks)} values: {', '.join(named)}"
+    reasons = [reason for bit, reason in REASONS.items() if (low & bit).any()]
+    return f"{int((low != 0).sum())} of the last {len(masks)} values: {', '.join(reasons)}"
+
+
+RULES: tuple[tuple[str, str, Callable[[StageTimes], str | None]], ...] = (
+    (
+        "Slow step",
+        f"One of the last {WINDOW} steps took more than {SLOW_FACTOR:g} times the median of the up to {WINDOW} steps"
+        f" before it (at least {LEAST}), and {SLOW_EXTRA_S * 1e3:g} ms more. Steps that a profiler slowed down do not"
+        " count.",
+        slow_step,
+    ),
+    (
+        "Input starvation",
+        f"Of the last {WINDOW} steps (at least {LEAST}) more than {100 * STARVED_SHARE:.0f} % of the time went to the"
+        f" wait for the next batch (stage {stages.DATA}). Where the device's times are known, only the wait that the"
+        " device sat through counts.",
+        input_starvation,
+    ),
+    (
+        "Loss not a number",
+        f"One of the last {WINDOW} values of a loss or of the norm of the gradients is no finite number. A loss is a"
+        " metric named loss, or with a name that ends so; the norm is grad_norm.",
+        not_finite,
+    ),
+    (
+        "Diverging loss",
+        f"The median of the last {LEAST} values of a loss is more than {DIVERGED:g} times the lowest median of {LEAST}"
+        f" in a row before (at least {2 * LEAST} values), and more than half of that of the first {LEAST}.",
+        diverging,
+    ),
+    (
+        "Exploding gradients",
+        f"One of the last {WINDOW} values of {GRADIENTS} is more than {EXPLODED:g} times the median of the up to"
+        f" {WINDOW} before it (at least {LEAST}).",
+        exploding,
+    ),
+    (
+        "Memory growth",
+        f"Of the last {GROWTH_VALUES} values of a memory metric (at least {GROWTH_LEAST}, without the first"
+        f" {GROWTH_SKIPPED} steps of the run) every quarter has a higher median than the one before, and the last is"
+        f" {100 * GROWTH_SHARE:.0f} % and {GROWTH_BYTES >> 20} MiB above the first. Memory metrics end with _bytes and"
+        f" name one of: {', '.join(MEMORY_WORDS)}.",
+        memory_growth,
+    ),
+    (
+        "Throttling",
+        f"One of the last {THROTTLE_VALUES} values of the metric {REASONS_METRIC} holds one of NVML's bits for"
+        f" {', '.join(REASONS.values())}.",
+        throttling,
+    ),
+)
 
 
 def stall_rule(stall_s: float) -> str:
@@ -287,10 +245,12 @@ def stalled(times: StageTimes, now_unix_s: float, stall_s: float = STALL_S) -> s
     rows = times.occurrences
     last_s = float((rows["start_ns"] + rows["host_ns"]).max()) / NS_PER_S if len(rows) else 0.0
     quiet_s = now_unix_s - times.started_unix_s - last_s
-    allowed_s = max(stall_s, STALL_FACTOR * longest_s if (longest_s := _longest_s(times)) else FIRST_STEP_S)
+    # The longest of the newest steps counts even if a profiler slowed it down; there is none before the first.
+    longest_s = float(times.rows_of(STEP, "step")["host_ns"][-WINDOW:].max(initial=0)) / NS_PER_S
+    allowed_s = max(stall_s, STALL_FACTOR * longest_s or FIRST_STEP_S)
     silent_s = None if times.written_unix_s is None else max(0.0, now_unix_s - times.written_unix_s)
     excluded = {name.name for name in times.names if name.kind == "excluded"}
-    is_excluded = any(each.name in excluded for each in times.open) and silent_s is not None and silent_s <= SILENT_S
+    is_excluded = any(stage.name in excluded for stage in times.open) and silent_s is not None and silent_s <= SILENT_S
     if quiet_s <= allowed_s or is_excluded:
         return None
     inside = f"; it is in {times.open[-1].name}" if times.open else ""
@@ -308,10 +268,39 @@ def _newest(times: StageTimes) -> StepTable:
     return table
 
 
-def _longest_s(times: StageTimes) -> float:
-    """Return the seconds of the longest of the newest steps, 0 before the first, even if a profiler slowed it down."""
-    return float(times.rows_of(STEP, "step")["host_ns"][-WINDOW:].max(initial=0)) / NS_PER_S
+def _usual(values: np.ndarray) -> dict[int, float]:
+    """Return the median of the values before each of the newest, by its index."""
+    newest = range(max(LEAST, len(values) - WINDOW), len(values))
+    return {index: float(np.median(values[max(0, index - WINDOW) : index])) for index in newest}
 
 
-def _stage(table: StepTable, place: int) -> str:
-    return "no stage" if table.names[place] == IN_NO_STAGE else table.names[place]
+def _losses(times: StageTimes) -> list[str]:
+    return [name for name in times.metric_names if name == "loss" or name.endswith("_loss")]
+
+
+def _of_learning(times: StageTimes, names: Sequence[str]) -> list[str]:
+    """Return those of the metrics that the run records. Raises `Unwatched` where it records none of them."""
+    known = [name for name in names if name in times.metric_names]
+    if not known:
+        raise Unwatched(f"the run records no metric {' or '.join(names) or 'loss'}")
+    return known
+
+
+def _values(times: StageTimes, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps and all values of a metric, those that are no finite numbers among them."""
+    rows = times.metric_rows[times.metric_rows["metric"] == times.metric_names.index(metric)]
+    return rows["step"], rows["value"]
+
+
+def _growth(times: StageTimes, name: str) -> str | None:
+    numbers, values = times.values_of(name)
+    values = values[numbers >= times.first_step + GROWTH_SKIPPED][-GROWTH_VALUES:]
+    if len(values) < GROWTH_LEAST:
+        return None
+    medians = [float(np.median(quarter)) for quarter in np.array_split(values, 4)]
+    rise = medians[3] - medians[0]
+    if not all(np.diff(medians) > 0) or rise < max(GROWTH_SHARE * medians[0], GROWTH_BYTES):
+        return None
+    return (
+        f"{name} grew by {rise / 2**20:,.0f} MiB over the last {len(values)} values, to {medians[3] / 2**20:,.0f} MiB"
+    )

@@ -38,8 +38,8 @@ def _page(root: Path, stall_s: float) -> None:
     if not runs:
         _explain_empty(root)
         return
-    entries = {each.path: each for each in runs}  # the newest at first
-    entry = entries[tabs.chosen("Run", {path: each.name for path, each in entries.items()}, "run")]
+    entries = {entry.path: entry for entry in runs}  # the newest at first
+    entry = entries[tabs.chosen("Run", {path: run.name for path, run in entries.items()}, "run")]
     _list(runs, now)
     shown_tabs = st.tabs(list(TABS), key="tab", on_change="rerun")
     for tab, (name, show) in zip(shown_tabs, TABS.items(), strict=True):
@@ -54,20 +54,20 @@ def _shown(root: Path, entry: RunEntry, now: float, stall_s: float) -> Shown:
 
 
 def _list(runs: list[RunEntry], now: float) -> None:
-    states = [each.state(now) for each in runs]
+    states = [run.state(now) for run in runs]
     running = states.count("running")
     with st.expander(f"{len(runs)} run{'s' * (len(runs) != 1)}, {running} running", expanded=False):
         rows = [
             {
-                "run": each.name,
+                "run": run.name,
                 "state": state,
-                "last step, at least": each.last_step,
-                "median step (ms)": None if each.step_s is None else each.step_s * 1e3,
-                "processes": each.ranks or None,
-                "written": text.ago(each.changed_unix_s, now),
-                "reason": each.fault or "",
+                "last step, at least": run.last_step,
+                "median step (ms)": None if run.step_s is None else run.step_s * 1e3,
+                "processes": run.ranks or None,
+                "written": text.ago(run.changed_unix_s, now),
+                "reason": run.fault or "",
             }
-            for each, state in zip(runs, states, strict=True)
+            for run, state in zip(runs, states, strict=True)
         ]
         tabs.table(rows, height=min(LIST_PIXELS, 38 + 35 * len(rows)))
 

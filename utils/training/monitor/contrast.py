@@ -19,10 +19,10 @@ MOST_STAGES = 8  # that a drawing tells apart
 def stage_seconds(table: StepTable, most: int = MOST_STAGES) -> dict[str, np.ndarray]:
     """Return by stage what each step spent in it on the host, most first; all beyond the `most` largest as one."""
     order = np.argsort(-table.host_s.sum(axis=0), kind="stable")
-    found = {table.names[place]: table.host_s[:, place] for place in order[:most] if table.host_s[:, place].any()}
+    seconds = {table.names[index]: table.host_s[:, index] for index in order[:most] if table.host_s[:, index].any()}
     if len(order) > most:
-        found[REST] = table.host_s[:, order[most:]].sum(axis=1)
-    return found
+        seconds[REST] = table.host_s[:, order[most:]].sum(axis=1)
+    return seconds
 
 
 def grouped(numbers: np.ndarray, values: np.ndarray, most: int = MOST_BARS) -> tuple[np.ndarray, np.ndarray]:
@@ -39,8 +39,8 @@ def thinned(numbers: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) ->
     if len(values) <= most:
         return numbers, values
     kept = {0, len(values) - 1}
-    for places in np.array_split(np.arange(len(values)), most // 2):
-        kept |= {int(places[values[places].argmin()]), int(places[values[places].argmax()])}
+    for window in np.array_split(np.arange(len(values)), most // 2):
+        kept |= {int(window[values[window].argmin()]), int(window[values[window].argmax()])}
     order = sorted(kept)
     return numbers[order], values[order]
 

@@ -26,17 +26,6 @@ MOST_RANKS = 16  # that are read with all rows
 MOST_FILES = 200  # that are shown
 MOST_WALKED = 5_000
 DEEPEST = 2  # folders below the run: traces of TensorBoard, iterations of a Trainer
-PURPOSES = {
-    "config.json": "settings of the run",
-    "metrics.json": "metrics of the training",
-    "profiler_summary.json": "the run in sum",
-    "stage_times.json": "stages: summary and occurrences",
-    "stage_log.jsonl": "stages, as they were written",
-    "op_stats.csv": "operators of the trace",
-    "trace.json": "Chrome trace",
-    "trace.json.gz": "Chrome trace, packed",
-    "manifest.json": "what was recorded, and what was not",
-}
 MOST_RUNS = 6  # that are kept, for all who look
 COST = 10  # the time between two readings of a run, at least, in times of what one takes
 
@@ -80,15 +69,15 @@ class Index:
     def runs(self) -> list[RunEntry]:
         """Return the runs, the one that was written last first. A missing folder has none."""
         with self._scanning:
-            found = {}
+            runs = {}
             for folder, stamp in folders_below(self.root):
                 if not stamp:
                     continue
                 path = folder.relative_to(self.root).as_posix()
                 known = self._known.get(path)
-                found[path] = known if known and known[0] == stamp else (stamp, entry_of(folder, path, stamp))
-            self._known = found
-        return sorted((entry for _, entry in found.values()), key=lambda each: (-each.changed_unix_s, each.path))
+                runs[path] = known if known and known[0] == stamp else (stamp, entry_of(folder, path, stamp))
+            self._known = runs
+        return sorted((entry for _, entry in runs.values()), key=lambda run: (-run.changed_unix_s, run.path))
 
 
 def folders_below(root: Path) -> Iterator[tuple[Path, Stamp]]:
@@ -107,17 +96,17 @@ def folders_below(root: Path) -> Iterator[tuple[Path, Stamp]]:
             continue
         try:
             with os.scandir(folder) as entries:
-                inside = [Path(each.path) for each in entries if _is_folder(each)]
+                inside = [Path(entry.path) for entry in entries if _is_folder(entry)]
         except OSError:
             continue
-        pending += [(each, depth + 1) for each in sorted(inside, reverse=True)]
+        pending += [(path, depth + 1) for path in sorted(inside, reverse=True)]
 
 
 def stamp_of(folder: Path) -> Stamp:
     """Return name, time of change in ns and size of every file of stage times in a folder."""
     try:
         with os.scandir(folder) as entries:
-            return tuple(sorted(_stamped(each) for each in entries if _is_of_a_run(each)))
+            return tuple(sorted(_stamped(entry) for entry in entries if _is_of_a_run(entry)))
     except OSError:
         return ()
 
@@ -182,14 +171,6 @@ class RunFile:
     size_bytes: int
     changed_unix_s: float
 
-    @property
-    def purpose(self) -> str:
-        """Return what the file is for, as far as its name says."""
-        name = self.path.rpartition("/")[2]
-        if name.startswith("rank"):
-            name = name.partition("_")[2]
-        return PURPOSES.get(name, "")
-
 
 class RunFolder:
     """A folder below the watched one, which no link leads out of.
@@ -209,14 +190,14 @@ class RunFolder:
         linked = {name for name, _, size in self.stamp() if size < 0}
         if linked:
             return Processes((), tuple(f"{text.plain(name)} is a link or no plain file" for name in sorted(linked)))
-        found, faults = [], []
+        read, faults = [], []
         ranks = ranks_in(self.folder)
         for rank in ranks[:MOST_RANKS]:
             try:
-                found.append(read_stage_times(self.folder, rank))
+                read.append(read_stage_times(self.folder, rank))
             except (OSError, ValueError) as error:
                 faults.append(text.reason(error, self.folder))
-        return Processes(tuple(found), tuple(faults), len(ranks[MOST_RANKS:]))
+        return Processes(tuple(read), tuple(faults), len(ranks[MOST_RANKS:]))
 
     def document(self, name: str) -> tuple[dict[str, object], str | None]:
         """Return a JSON object of the run, and why it is empty where it cannot be read."""
@@ -244,8 +225,8 @@ class RunFolder:
 
     def files(self) -> list[RunFile]:
         """Return the plain files of the run, without those that are being written."""
-        found = itertools.islice(self._walk(self.folder, 0), MOST_WALKED)
-        return sorted(found, key=lambda each: (each.path.count("/"), each.path))[:MOST_FILES]
+        walked = itertools.islice(self._walk(self.folder, 0), MOST_WALKED)
+        return sorted(walked, key=lambda file: (file.path.count("/"), file.path))[:MOST_FILES]
 
     def _walk(self, folder: Path, depth: int) -> Iterator[RunFile]:
         try:
@@ -267,10 +248,10 @@ class RunFolder:
 
 def inside(base: Path, path: str) -> Path:
     """Return the path below a folder. Raises ValueError where it leads out of it or through a link."""
-    place = base / path
-    if Path(path).is_absolute() or place.resolve() != base.resolve() / path:
+    inner = base / path
+    if Path(path).is_absolute() or inner.resolve() != base.resolve() / path:
         raise ValueError(f"{text.plain(path)} lies outside of the folder, or behind a link")
-    return place
+    return inner
 
 
 class Reader:
@@ -287,8 +268,8 @@ class Reader:
         with self._reading:
             kept, stamp, began = self._kept.get(key), run.stamp(), self._clock()
             if kept is None or (kept[0] != stamp and began >= kept[1]):
-                found, ended = run.processes(), self._clock()
-                kept = stamp, ended + COST * (ended - began), found
+                processes, ended = run.processes(), self._clock()
+                kept = stamp, ended + COST * (ended - began), processes
             self._kept[key] = kept
             self._kept.move_to_end(key)
             while len(self._kept) > MOST_RUNS:

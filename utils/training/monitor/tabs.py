@@ -1,5 +1,6 @@
 """The tabs of the page: each shows one side of the chosen run."""
 
+import contextlib
 import csv
 import io
 import json
@@ -62,7 +63,7 @@ class Shown:
     @property
     def writers_now(self) -> float:
         """Return the time by the clock of the machine that writes the run: the files bear that of this one."""
-        written = [each.written_unix_s for each in self.ranks if each.written_unix_s is not None]
+        written = [times.written_unix_s for times in self.ranks if times.written_unix_s is not None]
         return self.now - (self.entry.changed_unix_s - max(written)) if written else self.now
 
 
@@ -95,15 +96,8 @@ def chart(rows: pandas.DataFrame, *, y: str, alt: str, stacked: Sequence[str] | 
 def chosen(label: str, names: Mapping[str, str], key: str) -> str:
     """Return which of these a person chooses, told apart by their names; one where the choice has gone meanwhile."""
     shown = dict(zip(names, text.distinct([*names.values()]), strict=True))
-    how = {"format_func": lambda each: shown.get(each, each), "key": key}
-    path = st.selectbox(label, list(names), **how)
+    path = st.selectbox(label, list(names), format_func=lambda path: shown.get(path, path), key=key)
     return path if path in names else next(iter(names))
-
-
-def unreadable(what: str, error: Exception, folder: RunFolder) -> None:
-    """Say that a file of a run cannot be read, and why."""
-    st.warning(f"{what} cannot be read.")
-    st.text(text.reason(error, folder.folder))
 
 
 def faults(shown: Shown) -> None:
@@ -125,7 +119,7 @@ def chosen_rank(shown: Shown, tab: str) -> StageTimes | None:
     if len(shown.ranks) < 2:
         return shown.ranks[0] if shown.ranks else None
     ranks = {times.rank: times for times in shown.ranks}
-    rank = st.selectbox("Process", list(ranks), format_func=lambda number: f"rank {number}", key=f"rank-{tab}")
+    rank = st.selectbox("Process", list(ranks), format_func=lambda rank: f"rank {rank}", key=f"rank-{tab}")
     return ranks.get(rank, shown.ranks[0])
 
 
@@ -133,19 +127,18 @@ def overview(shown: Shown) -> None:
     """Show state, alerts, verdict, the course of steps and metrics, and what was given up."""
     faults(shown)
     for part in (_verdict, _state, _alerts, _steps, _metrics, _given_up) if shown.ranks else ():
-        with st.container():  # so that one which grows does not push the others out of their places
+        with st.container():  # so that a part that grows does not move the others
             part(shown)
 
 
 def _state(shown: Shown) -> None:
-    times = shown.ranks[0]
-    state = shown.entry.state(shown.now)
+    times, state = shown.ranks[0], shown.entry.state(shown.now)
     st.badge(state, color=MARKS.get(state, "gray"))
     if state in EXPLAINED:
         st.warning(EXPLAINED[state])
-    for each in shown.ranks:
-        if each.error:
-            st.text(f"rank {each.rank}: {each.error}")
+    for failed in shown.ranks:
+        if failed.error:
+            st.text(f"rank {failed.rank}: {failed.error}")
     step = times.step.host_s if times.step else None
     facts = {
         "Last step": text.count(times.last_step) if times.last_step is not None else "none yet",
@@ -167,53 +160,50 @@ def _alerts(shown: Shown) -> None:
             with st.container(border=True):
                 st.error(finding.name, icon=":material/warning:")
                 st.text(alert)
-    raised = sum(bool(each.alerts) for each in findings)
-    unwatched = sum(each.unwatched is not None for each in findings)
+    raised = sum(bool(finding.alerts) for finding in findings)
+    unwatched = sum(finding.unwatched is not None for finding in findings)
     quiet = len(findings) - raised - unwatched
     with st.expander(f"Alerts: {raised} raised, {quiet} quiet, {unwatched} not watched. The rules"):
-        for each in findings:
-            said = "raised" if each.alerts else f"not watched: {each.unwatched}" if each.unwatched else "quiet"
-            st.text(f"{each.name} ({said})\n{each.rule}")
+        for finding in findings:
+            unknown = f"not watched: {finding.unwatched}" if finding.unwatched else "quiet"
+            st.text(f"{finding.name} ({'raised' if finding.alerts else unknown})\n{finding.rule}")
 
 
 def _verdict(shown: Shown) -> None:
     st.subheader("What limits it", anchor=False)
     times = shown.ranks[0]
     summary, _ = shown.folder.document(file_name(SUMMARY, times.rank, times.world_size))
-    found = judge_training(shown.ranks, trace_verdict_of(summary))
+    verdict = judge_training(shown.ranks, trace_verdict_of(summary))
     with st.container(border=True, gap="xsmall"):
-        for head, sentences in found.parts.items():
+        for head, sentences in verdict.parts.items():
             if sentences:
                 st.caption(f"{head}:")
-                st.text("\n".join(text.plain(each, LONGEST_SENTENCE) for each in sentences))
+                st.text("\n".join(text.plain(sentence, LONGEST_SENTENCE) for sentence in sentences))
 
 
 def _steps(shown: Shown) -> None:
     st.subheader("Time of the steps", anchor=False)
     lines = {
-        f"rank {rank}": contrast.thinned(table.numbers, table.host_s.sum(axis=1))
-        for rank, table in shown.processes.tables.items()
-        if len(table.numbers)
+        f"rank {rank}": contrast.thinned(steps.numbers, steps.host_s.sum(axis=1))
+        for rank, steps in shown.processes.tables.items()
+        if len(steps.numbers)
     }
     if not lines:
         st.info("No step has ended yet.")
         return
     chart(contrast.points(lines, unit=1e-3), y="ms", alt="time of each step")
     if len(lines) > 1:
-        _ranks(shown.ranks)
-
-
-def _ranks(ranks: tuple[StageTimes, ...]) -> None:
-    rows = [
-        {
-            "rank": each.rank,
-            "state": each.status,
-            "last step": each.last_step,
-            "median step (ms)": None if each.step is None else (each.step.host_s.median or 0.0) * 1e3,
-        }
-        for each in ranks
-    ]
-    table(rows)
+        table(
+            [
+                {
+                    "rank": times.rank,
+                    "state": times.status,
+                    "last step": times.last_step,
+                    "median step (ms)": None if times.step is None else _ms(times.step.host_s.median or 0.0),
+                }
+                for times in shown.ranks
+            ]
+        )
 
 
 def _metrics(shown: Shown) -> None:
@@ -222,19 +212,19 @@ def _metrics(shown: Shown) -> None:
         return
     st.subheader("Metrics of the program", anchor=False)
     name = st.selectbox("Metric", names, index=names.index("loss") if "loss" in names else 0, key="metric")
-    lines = {f"rank {each.rank}": contrast.thinned(*each.values_of(name)) for each in shown.ranks}
+    lines = {f"rank {times.rank}": contrast.thinned(*times.values_of(name)) for times in shown.ranks}
     chart(contrast.points(lines), y="value", alt="values of the metric")
 
 
 def _given_up(shown: Shown) -> None:
-    said = [
-        f"rank {times.rank}: {each.what}: {each.reason}{f' ({each.count} times)' if each.count > 1 else ''}"
+    remarks = [
+        f"rank {times.rank}: {remark.what}: {remark.reason}{f' ({remark.count} times)' if remark.count > 1 else ''}"
         for times in shown.ranks
-        for each in times.remarks
+        for remark in times.remarks
     ]
-    if said:
+    if remarks:
         st.subheader("What the profiler gave up", anchor=False)
-        st.text("\n".join(said))  # a table would cut it
+        st.text("\n".join(remarks))  # a table would cut it
 
 
 def timing(shown: Shown) -> None:
@@ -242,21 +232,21 @@ def timing(shown: Shown) -> None:
     times = chosen_rank(shown, "timing")
     if times is None:
         return
-    table = shown.processes.tables[times.rank]
+    steps = shown.processes.tables[times.rank]
     st.subheader("Stages of the steps", anchor=False)
-    _course(table)
+    _course(steps)
     _stages(times)
-    _spread(table)
+    _spread(steps)
     _operators(shown, times)
 
 
-def _course(table: StepTable) -> None:
-    if not len(table.numbers):
+def _course(steps: StepTable) -> None:
+    if not len(steps.numbers):
         st.info("No step has ended yet.")
         return
-    seconds = contrast.stage_seconds(table)
-    groups = {name: contrast.grouped(table.numbers, values) for name, values in seconds.items()}
-    order = [name for name in (*table.names, contrast.REST) if name in groups]
+    seconds = contrast.stage_seconds(steps)
+    groups = {name: contrast.grouped(steps.numbers, values) for name, values in seconds.items()}
+    order = [name for name in (*steps.names, contrast.REST) if name in groups]
     rows = contrast.points(groups, unit=1e-3)
     chart(rows, y="ms of a step", alt="time of each stage over the steps", stacked=order)
     st.caption("Time of each stage without those inside it, on the host; undisturbed steps, averaged over neighbours.")
@@ -265,18 +255,18 @@ def _course(table: StepTable) -> None:
 def _stages(times: StageTimes) -> None:
     rows = [
         {
-            "stage": each.name if each.kind != "step" else WHOLE,
-            "kind": each.kind,
-            "share (%)": None if each.share is None else 100 * each.share,
-            "times": each.host_s.n,
-            "median (ms)": _ms(each.host_s.median),
-            "p95 (ms)": _ms(each.host_s.p95),
-            "longest (ms)": _ms(each.host_s.maximum),
-            "total (s)": each.host_s.total,
-            "device, median (ms)": _ms(each.device_s.median) if each.device_s else None,
-            "disturbed": each.unusual,
+            "stage": stage.name if stage.kind != "step" else WHOLE,
+            "kind": stage.kind,
+            "share (%)": None if stage.share is None else 100 * stage.share,
+            "times": stage.host_s.n,
+            "median (ms)": _ms(stage.host_s.median),
+            "p95 (ms)": _ms(stage.host_s.p95),
+            "longest (ms)": _ms(stage.host_s.maximum),
+            "total (s)": stage.host_s.total,
+            "device, median (ms)": _ms(stage.device_s.median) if stage.device_s else None,
+            "disturbed": stage.unusual,
         }
-        for each in sorted(times.stages, key=lambda each: -(each.share or 0.0))
+        for stage in sorted(times.stages, key=lambda stage: -(stage.share or 0.0))
     ]
     table(rows)
     st.caption("The share of the whole step is what lies in no stage.")
@@ -284,16 +274,16 @@ def _stages(times: StageTimes) -> None:
         st.caption("Times of the device are not known: the run gave none, as on a CPU.")
 
 
-def _spread(table: StepTable) -> None:
-    seconds = table.host_s.sum(axis=1)
+def _spread(steps: StepTable) -> None:
+    seconds = steps.host_s.sum(axis=1)
     if len(seconds) < 2:
         return
     st.subheader("How the steps spread", anchor=False)
     most = float(np.quantile(seconds, 0.99))
     counts, edges = np.histogram(np.minimum(seconds, most) * 1e3, bins=min(BINS, len(seconds)))
     bars = pandas.DataFrame({"x": edges[:-1], "x2": edges[1:], "y": counts})
-    places = {"x": altair.X("x:Q", title="ms", bin="binned"), "x2": "x2:Q", "y": altair.Y("y:Q", title="steps")}
-    drawn = altair.Chart(bars).mark_bar().encode(**places, tooltip=["x:Q", "x2:Q", "y:Q"])
+    axes = {"x": altair.X("x:Q", title="ms", bin="binned"), "x2": "x2:Q", "y": altair.Y("y:Q", title="steps")}
+    drawn = altair.Chart(bars).mark_bar().encode(**axes, tooltip=["x:Q", "x2:Q", "y:Q"])
     st.altair_chart(drawn.properties(height=HEIGHT), alt="how many steps took how long")
     st.caption("The longest hundredth of the steps is in the last bar.")
 
@@ -307,17 +297,19 @@ def _operators(shown: Shown, times: StageTimes) -> None:
         st.info("There is no table of operators yet: it comes from the trace, a few steps into the run.")
         return
     except (OSError, ValueError) as error:
-        unreadable("The table of operators", error, shown.folder)
+        _unreadable("The table of operators", error, shown.folder)
         return
     rows = list(csv.DictReader(io.StringIO(content.decode("utf-8", "replace"))))
     rows.sort(key=lambda row: -max(_number(row.get("cpu_self_ms")) or 0.0, _number(row.get("device_self_ms")) or 0.0))
-    table([_operator(row) for row in rows[:MOST_OPERATORS]])
+    texts = ("name", "input_shapes")
+    table(
+        [
+            {column: text.plain(row.get(column) or "") if column in texts else _number(row.get(column))
+             for column in OPERATORS}
+            for row in rows[:MOST_OPERATORS]
+        ]
+    )  # fmt: skip
     st.caption(f"The {min(MOST_OPERATORS, len(rows))} of {len(rows)} operators with most time of their own.")
-
-
-def _operator(row: dict[str, str]) -> dict[str, str | float | None]:
-    values: dict[str, str | float | None] = {name: _number(row.get(name)) for name in OPERATORS}
-    return values | {name: text.plain(row.get(name) or "") for name in ("name", "input_shapes")}
 
 
 def _number(cell: str | None) -> float | None:
@@ -336,38 +328,29 @@ def memory(shown: Shown) -> None:
     times = chosen_rank(shown, "memory")
     if times is None:
         return
-    names = [name for name in times.metric_names if alerts.is_memory(name)]
-    if names:
-        _memory_course(times, names)
+    lines = {name: times.values_of(name) for name in times.metric_names if alerts.is_memory(name)}
+    lines = {name: line for name, line in lines.items() if len(line[1])}
+    if lines:
+        st.subheader("Memory over the steps", anchor=False)
+        drawn = {name: contrast.thinned(*line) for name, line in lines.items()}
+        chart(contrast.points(drawn, unit=2**20), y="MiB", alt="memory over the steps")
+        rows = [
+            {
+                "metric": name,
+                "now": text.size(values[-1]),
+                "largest": text.size(values.max()),
+                "growth": text.size(values[-1] - values[0]),
+            }
+            for name, (_, values) in lines.items()
+        ]
+        table(rows)
     else:
         st.info("This run records no memory metric. A loop can give them at each step:")
         st.code(HOW, language="python", wrap_lines=True)
-    _files(shown)
-
-
-def _memory_course(times: StageTimes, names: list[str]) -> None:
-    lines = {name: times.values_of(name) for name in names}
-    lines = {name: line for name, line in lines.items() if len(line[1])}
-    st.subheader("Memory over the steps", anchor=False)
-    drawn = {name: contrast.thinned(*line) for name, line in lines.items()}
-    chart(contrast.points(drawn, unit=2**20), y="MiB", alt="memory over the steps")
-    rows = [
-        {
-            "metric": name,
-            "now": text.size(values[-1]),
-            "largest": text.size(values.max()),
-            "growth": text.size(values[-1] - values[0]),
-        }
-        for name, (_, values) in lines.items()
-    ]
-    table(rows)
-
-
-def _files(shown: Shown) -> None:
-    found = [each for each in shown.folder.files() if "memory" in each.path or "snapshot" in each.path]
-    if found:
+    snapshots = [file for file in shown.folder.files() if "memory" in file.path or "snapshot" in file.path]
+    if snapshots:
         st.subheader("Files on memory", anchor=False)
-        table([{"file": each.path, "size": text.size(each.size_bytes)} for each in found])
+        table([{"file": file.path, "size": text.size(file.size_bytes)} for file in snapshots])
         st.caption(
             "They are under Artifacts. Snapshots open at pytorch.org/memory_viz, which keeps them on your machine."
         )
@@ -375,26 +358,23 @@ def _files(shown: Shown) -> None:
 
 def artifacts(shown: Shown) -> None:
     """Show the files, offer them, and say what the manifest lists as missing."""
-    found = shown.folder.files()
+    files = shown.folder.files()
     rows = [
         {
-            "file": text.plain(each.path),
-            "size": text.size(each.size_bytes),
-            "written": text.ago(each.changed_unix_s, shown.now),
+            "file": text.plain(file.path),
+            "size": text.size(file.size_bytes),
+            "written": text.ago(file.changed_unix_s, shown.now),
         }
-        for each in found
+        for file in files
     ]
     table(rows)
-    if found:
-        _one(shown, found)
-    _missing(shown)
+    if files:
+        _one(shown, {file.path: file for file in files})
+    _missing(shown, [file.path for file in files if file.path.endswith(MANIFEST) and "/" not in file.path])
 
 
-def _one(shown: Shown, found: list[RunFile]) -> None:
-    by_path = {each.path: each for each in found}
-    file = by_path[chosen("File", {path: text.plain(path) for path in by_path}, "file")]
-    if file.purpose:
-        st.caption(file.purpose)
+def _one(shown: Shown, files: Mapping[str, RunFile]) -> None:
+    file = files[chosen("File", {path: text.plain(path) for path in files}, "file")]
     if file.size_bytes > LARGEST_DOWNLOAD:
         st.info(f"Files above {text.size(LARGEST_DOWNLOAD)} do not go through the browser; copy this one:")
         st.code(str(shown.folder.folder.resolve() / file.path), language=None, wrap_lines=True)
@@ -412,7 +392,7 @@ def _one(shown: Shown, found: list[RunFile]) -> None:
 
 
 def _content(shown: Shown, file: RunFile) -> bytes:
-    """Return the content of a file; the reason in its place where it cannot be read any more."""
+    """Return the content of a file; the reason instead where it cannot be read any more."""
     try:
         return shown.folder.read(file.path)
     except (OSError, ValueError) as error:
@@ -423,35 +403,37 @@ def _preview(shown: Shown, file: RunFile) -> None:
     try:
         content = shown.folder.read(file.path, PREVIEW_BYTES, is_cut=True).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
-        unreadable("This file", error, shown.folder)
+        _unreadable("This file", error, shown.folder)
         return
-    cut = file.size_bytes > PREVIEW_BYTES
-    with st.expander(f"The first {text.size(PREVIEW_BYTES)} of it" if cut else "Look at it"):
-        st.code(content if cut else _indented(content), language=None, height=400)
+    is_cut = file.size_bytes > PREVIEW_BYTES
+    if not is_cut:
+        with contextlib.suppress(ValueError, RecursionError):
+            content = json.dumps(json.loads(content), indent=2, ensure_ascii=False)
+    with st.expander(f"The first {text.size(PREVIEW_BYTES)} of it" if is_cut else "Look at it"):
+        st.code(content, language=None, height=400)
 
 
-def _indented(content: str) -> str:
-    try:
-        return json.dumps(json.loads(content), indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return content
+def _unreadable(what: str, error: Exception, folder: RunFolder) -> None:
+    st.warning(f"{what} cannot be read.")
+    st.text(text.reason(error, folder.folder))
 
 
-def _missing(shown: Shown) -> None:
-    names = [each.path for each in shown.folder.files() if each.path.endswith(MANIFEST) and "/" not in each.path]
-    said = []
-    for name in names:
-        document, fault = shown.folder.document(name)
-        said += [fault] if fault else []
-        if document.get("trace_reason"):
-            said.append(_remark(name, {"what": "trace", "reason": document["trace_reason"]}))
+def _missing(shown: Shown, manifests: Sequence[str]) -> None:
+    """Say what the manifests list as less than was asked for."""
+    lines = []
+    for name in manifests:
+        manifest, fault = shown.folder.document(name)
+        lines += [fault] if fault else []
+        reason = manifest.get("trace_reason")
+        remarks: list[object] = [{"what": "trace", "reason": reason}] if reason else []
         for key in ("unavailable", "downgrades"):
-            listed = document.get(key)
-            said += [_remark(name, each) for each in (listed if isinstance(listed, list) else [])]
-    if said:
+            listed = manifest.get(key)
+            remarks += listed if isinstance(listed, list) else []
+        lines += [_remark(name, remark) for remark in remarks]
+    if lines:
         st.subheader("What is missing or less than asked for, and why", anchor=False)
-        st.text("\n".join(said))
-    elif not names:
+        st.text("\n".join(lines))
+    elif not manifests:
         st.info("There is no manifest yet; it comes with the first trace, or at the end of the run.")
 
 

@@ -21,11 +21,11 @@ def plain(text: str, most: int = NAME_CHARACTERS) -> str:
 def distinct(names: list[str]) -> list[str]:
     """Return names that are told apart: the same one again gets a number."""
     counts: Counter[str] = Counter()
-    found = []
+    numbered = []
     for name in names:
         counts[name] += 1
-        found.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
-    return found
+        numbered.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return numbered
 
 
 def reason(error: Exception, folder: Path) -> str:

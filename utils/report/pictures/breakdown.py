@@ -1,4 +1,4 @@
-"""Whose the time of a batch is: one bar for each batch size whose time was split, padding hatched."""
+"""Where the time of a batch goes: one bar for each batch size whose time was split, padding hatched."""
 
 from collections.abc import Sequence
 
@@ -11,53 +11,50 @@ from utils.baseline import Row
 from utils.report.pictures.style import MUTED, Rows, Subject, new_figure, picture
 
 LOOKS: dict[PartKind, tuple[str, str]] = {  # colour, and the name in the legend
-    "compute": ("#0072B2", "arithmetic at full speed"),
-    "memory": ("#56B4E9", "moving data at full speed"),
+    "compute": ("#0072B2", "compute at peak"),
+    "memory": ("#56B4E9", "memory traffic at peak"),
     "kernels": ("#E69F00", "kernels below peak"),
     "around": ("#D55E00", "cold caches, waiting threads"),
-    "host": ("#CC79A7", "Python and dispatch"),
-    "unexplained": ("#BBBBBB", "left over"),
+    "host": ("#CC79A7", "dispatch overhead (Python)"),
+    "unexplained": ("#BBBBBB", "unexplained"),
 }
 BAR = 0.62  # of the distance between bars
 LEAST_NAMED = 0.05  # of the whole, for a part to have its share written in it
 
 
-@picture("owners.png", "whose the time of a batch is, and how much of it goes into padding")
+@picture("breakdown.png", "where the time of a batch goes, and how much of it goes into padding")
 def figure(rows: Rows, about: Subject) -> Figure:
-    """Return the figure for the rows whose verdict names owners."""
+    """Return the figure for the rows whose verdict splits their time."""
     drawn = new_figure(about, width=12, height=2.9 + 0.62 * len(rows))
     axes = drawn.subplots()
-    longest = 100.0  # more where what is left over is negative
-    for place, row in enumerate(rows):
-        parts = row["verdict"].breakdown
-        whole = sum(part.seconds for part in parts)
+    longest = 100.0  # more where what is unexplained is negative
+    for line, row in enumerate(rows):
+        total_s = sum(part.seconds for part in row["verdict"].breakdown)
         left = 0.0
-        for part in (part for part in parts if part.seconds > 0):
-            left += _part(axes, place, left, part, whole)
+        for part in (part for part in row["verdict"].breakdown if part.seconds > 0):
+            left += _part(axes, (left, line), part, 100 * part.seconds / total_s)
         longest = max(longest, left)
-    names = [_name(row, len({row["dtype"] for row in rows}) > 1) for row in rows]
-    axes.set_yticks(range(len(rows)), names)
+    axes.set_yticks(range(len(rows)), [_name(row, len({row["dtype"] for row in rows}) > 1) for row in rows])
     axes.invert_yaxis()
     axes.set(xlim=(0, longest), xlabel="% of the time of one batch")
-    axes.set_title("Whose the time is")
+    axes.set_title("Where the time goes")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     drawn.legend(handles=_key(rows), loc="outside lower center", ncols=3, fontsize=11)
     return drawn
 
 
-def _part(axes: Axes, place: int, left: float, part: Part, whole: float) -> float:
+def _part(axes: Axes, start: tuple[float, int], part: Part, width: float) -> float:
     """Draw one part with its padding hatched at its end; return its width."""
-    width, colour = 100 * part.seconds / whole, LOOKS[part.kind][0]
-    padding = width * (part.padding_share or 0.0)
-    axes.barh(place, width, BAR, left, color=colour, edgecolor="white", linewidth=0.8)
-    if padding:
+    (left, line), colour = start, LOOKS[part.kind][0]
+    axes.barh(line, width, BAR, left, color=colour, edgecolor="white", linewidth=0.8)
+    if padding := width * (part.padding_share or 0.0):
         look = {"facecolor": "none", "edgecolor": "white", "hatch": "///", "linewidth": 0}
-        axes.barh(place, padding, BAR, left + width - padding, **look)
+        axes.barh(line, padding, BAR, left + width - padding, **look)
     if width >= 100 * LEAST_NAMED:
         look = {"ha": "center", "va": "center", "color": "white", "weight": "bold", "fontsize": 11}
         box = {"facecolor": colour, "edgecolor": "none", "pad": 1.5}
-        axes.text(left + width / 2, place, f"{width:.0f}", bbox=box, **look)
+        axes.text(left + width / 2, line, f"{width:.0f}", bbox=box, **look)
     return width
 
 
