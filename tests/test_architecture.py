@@ -208,6 +208,7 @@ TOOLS = {
     "import-linter",
     "hatchling",
     "hypothesis",
+    "import-linter",
     "mkdocs-material",
     "mypy",
     "pip-audit",

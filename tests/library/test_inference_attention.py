@@ -192,7 +192,7 @@ def test_the_memory_efficient_kernel_is_asked_for_what_the_model_does(family, tr
 def test_a_gpu_packs_in_every_precision(precision, has_bfloat16, ways, monkeypatch):
     monkeypatch.setattr(strategies, "is_gpu", lambda device: True)
     monkeypatch.setattr(strategies, "is_host", lambda device: False)
-    monkeypatch.setattr(strategies, "has_bfloat16_products", lambda device: has_bfloat16)
+    monkeypatch.setattr(strategies, "has_bfloat16_matmul", lambda device: has_bfloat16)
     model = classifiers.build("qwen2", 50, 0)
     assert [name for name, _ in strategies.candidates(model, None, PRECISIONS[precision], trims=False)] == ways
 

@@ -314,7 +314,7 @@ def test_a_file_that_the_disk_no_longer_gives_is_named(compare: Command, a: Path
     place = next(place for place, path in enumerate(reads, 1) if path.endswith(name))
     with injected(a, Fault("read", place, errno.EIO)):
         code, _, notes = compare(a, a)
-    assert code == 3 and f"{name}: the disk at" in notes and "fails or is gone (Input/output error)" in notes
+    assert code == 3 and f"{name}: the disk at" in notes and "failed or is gone (Input/output error)" in notes
 
 
 def test_the_pass_over_the_dataset_is_paired_by_shard(compare: Command, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class EvaluationFolder:
                 return True
         except OSError:
             pass
-        return self.path.is_dir() and any(OF_PLAN.fullmatch(each.name) for each in self.path.iterdir())
+        return self.path.is_dir() and any(OF_PLAN.fullmatch(path.name) for path in self.path.iterdir())
 
     def part(self, shard: int) -> Path:
         """Return the path of the predictions of one shard; its presence is the commit."""
