@@ -15,7 +15,7 @@ SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads
 def reviews(count: int) -> list[str]:
     from utils.quickstart import texts
 
-    return [each.text for each in texts.generate(count, seed=3)]
+    return [item.text for item in texts.generate(count, seed=3)]
 
 
 def tokenizer(words: list[str]) -> Any:

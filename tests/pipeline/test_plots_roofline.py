@@ -127,8 +127,8 @@ def test_what_was_not_measured_is_gathered_by_reason_and_not_drawn():
     document = cpu(failed=[32])
     unknown = document["batch_sizes"][1]
     unknown |= {"flops_per_sec": None, "reasons": {"flops_per_sec": "the work cannot be counted: aten::odd"}}
-    places = marks(diagram(document), style.COLOURS["float32"])
-    assert len(places) == 4 and all(rate > 0 for _, rate in places)
+    positions = marks(diagram(document), style.COLOURS["float32"])
+    assert len(positions) == 4 and all(rate > 0 for _, rate in positions)
     assert notes(document)[1:] == [
         "Not drawn: batch size 2 (float32): the work cannot be counted: aten::odd",
         "Not drawn: batch size 32 (float32): failed",

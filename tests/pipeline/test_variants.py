@@ -128,9 +128,9 @@ def test_quantization_is_a_kind_of_its_own():
     to_int8(model)
     calibrate(model, lambda: model(inputs))
     paced = Paced()
-    each = paced.measured("unsorted", 0.1)
-    each.way = replace(each.way, work=lambda texts: lambda: model(inputs))
-    by_variant = operators.replay([each], ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)["unsorted"]
+    item = paced.measured("unsorted", 0.1)
+    item.way = replace(item.way, work=lambda texts: lambda: model(inputs))
+    by_variant = operators.replay([item], ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)["unsorted"]
     assert {"matmul", "quantization"} <= set(by_variant)
 
 

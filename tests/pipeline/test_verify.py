@@ -211,11 +211,11 @@ def test_verify_answers_before_anything_is_installed(tmp_path):
 
 
 def test_missing_gpu_is_a_fact_and_secrets_are_named_and_never_shown(tmp_path):
-    program, places = str(ROOT / "setup/verify.py"), {"PATH": str(tmp_path), "HOME": str(tmp_path)}
-    answer = run_verify(program, "--skip-torch", **places)
+    program, positions = str(ROOT / "setup/verify.py"), {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    answer = run_verify(program, "--skip-torch", **positions)
     assert "GPU       none: there is no nvidia-smi" in answer.stdout and answer.stderr == ""
     assert verify.problems(MACHINE) == []
-    answer = run_verify(program, "--skip-torch", "--json", **places, HF_TOKEN="hf_abc")
+    answer = run_verify(program, "--skip-torch", "--json", **positions, HF_TOKEN="hf_abc")
     assert json.loads(answer.stdout)["machine"]["secrets_set"] == ["HF_TOKEN"] and "hf_abc" not in answer.stdout
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import compress
 from pathlib import Path
 from statistics import median
-from typing import Literal, TypedDict
+from typing import Literal
 
 import msgspec
 
