@@ -71,7 +71,7 @@ def test_rows_are_those_of_the_rankings_as_many_as_fit_and_without_zeros(read):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"schema_version": 99, "profile": {}}', '{"schema_version": 1, "profile": {"device": 1}}']
+    "content", ["{", "[]", '{"schema_version": 99, "profile": {}}', '{"schema_version": 2, "profile": {"device": 1}}']
 )
 def test_damaged_profile_is_one_sentence_and_the_rest_of_the_report_stands(read, content):
     summary_path(read).write_text(content)
