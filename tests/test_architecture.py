@@ -205,9 +205,9 @@ THROUGH = {  # pinned, and imported by what imports them
     "altair": "streamlit",  # the charts of the monitor are drawn by it
 }
 TOOLS = {
+    "import-linter",
     "hatchling",
     "hypothesis",
-    "import-linter",
     "mkdocs-material",
     "mypy",
     "pip-audit",

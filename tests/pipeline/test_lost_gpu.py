@@ -27,7 +27,7 @@ from tests.fakes import FakeTokenizer
 from tests.gpu_double import H100, Card, Machine, plugged_in
 from tests.tiny_models import save_bert
 from utils.baseline import instruments
-from utils.baseline.inference import Guard, InferenceProfiler, _Plan
+from utils.baseline.inference import Guard, InferenceProfiler, SweepSettings, _Plan
 from utils.baseline.rounds import Visit
 from utils.command import cli
 from utils.steps import steps
@@ -78,7 +78,11 @@ def swept(card: Card) -> tuple[list[Visit], str | None, int]:
             owner = InferenceProfiler(tiny(), FakeTokenizer(), GPU, timer=timer, guard=guard, sampler=sampler)
             try:
                 owner.profile_multiple_batch_sizes(
-                    ["a b c", "d e"] * 2, [1, 2], 1, num_warmup_runs=1, max_seconds=0.001, on_visit=made.append
+                    ["a b c", "d e"] * 2,
+                    [1, 2],
+                    1,
+                    settings=SweepSettings(num_warmup_runs=1, max_seconds=0.001),
+                    on_visit=made.append,
                 )
             except DeviceLostError as lost:
                 ended = str(lost)

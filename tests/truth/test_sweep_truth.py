@@ -17,7 +17,7 @@ import torch
 
 from boundby.inference import forward
 from utils.baseline import instruments
-from utils.baseline.inference import Guard, InferenceProfiler
+from utils.baseline.inference import Guard, InferenceProfiler, SweepSettings
 from utils.baseline.optimum import optimal
 from utils.baseline.rounds import Visit
 from utils.baseline.selection import Selection
@@ -78,8 +78,8 @@ class PlainLoop:
         for _ in range(3):
             self.watch.start()
             spent = self._run(size, share)
-            found = self.watch.stop().disturbances(torch.get_num_threads())
-            if not any(each.is_passing for each in found):
+            disturbances = self.watch.stop().disturbances(torch.get_num_threads())
+            if not any(disturbance.is_passing for disturbance in disturbances):
                 break
         self._seconds.setdefault((size, share), []).append(spent)
 
@@ -113,7 +113,7 @@ def test_the_sweep_is_the_plain_loop_over_the_whole_dataset(make: Callable[[], t
     loop = PlainLoop(model, Selection.of(texts, tokenizer, 512, CPU))
     profiler = InferenceProfiler(model, tokenizer, CPU, guard=Guard(instruments.watch(CPU)))
     rows = profiler.profile_multiple_batch_sizes(
-        texts, SIZES, max_length=512, max_seconds=BUDGET_S, on_visit=loop.go_on
+        texts, SIZES, max_length=512, settings=SweepSettings(max_seconds=BUDGET_S), on_visit=loop.go_on
     )
     loop.finish()
     failed = []

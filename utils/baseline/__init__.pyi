@@ -31,6 +31,7 @@ from .document import read_document as read_document
 from .document import shaped as shaped
 from .inference import Guard as Guard
 from .inference import InferenceProfiler as InferenceProfiler
+from .inference import SweepSettings as SweepSettings
 from .memory import forecast_in_words as forecast_in_words
 from .optimum import GOOD_ENOUGH as GOOD_ENOUGH
 from .optimum import judge as judge

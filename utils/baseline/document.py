@@ -375,9 +375,9 @@ def read_document(path: Path, version: int, kind: Any = Document) -> Document:
     alone by another `kind`. What the document says beyond these records stays in it: each task has scores of its own.
     """
     content = files.read_json(path)
-    found = content.get("schema_version") if isinstance(content, dict) else None
-    if found != version:
-        raise OtherVersion(found)
+    written = content.get("schema_version") if isinstance(content, dict) else None
+    if written != version:
+        raise OtherVersion(written)
     try:
         if "batch_sizes" in content:  # else their lack shows below
             content["batch_sizes"] = with_verdicts(content["batch_sizes"])

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import compress
 from pathlib import Path
 from statistics import median
-from typing import Literal, TypedDict
+from typing import Literal
 
 import msgspec
 
@@ -41,23 +41,10 @@ class Timing:
         return Totals.one(self.samples, self.tokens_padded, self.tokens_real)
 
 
-class RawRow(TypedDict):
-    """One row of `raw_samples.csv`."""
-
-    session: str
-    round: int
-    batch_size: int
-    index: int
-    quantity: Quantity
-    seconds: float
-    samples: int
-    tokens_real: int
-    tokens_padded: int
-    dtype: str
-    disturbed: int
-
-
-RAW_COLUMNS = tuple(RawRow.__annotations__)
+RAW_COLUMNS = (  # of `raw_samples.csv`
+    *("session", "round", "batch_size", "index", "quantity", "seconds"),
+    *("samples", "tokens_real", "tokens_padded", "dtype", "disturbed"),
+)
 
 
 @dataclass(frozen=True)
@@ -197,7 +184,7 @@ def _blocks(visit: Visit) -> list[Timed]:
     return [(one_pass * (timing.samples / one_pass.samples), timing.seconds) for timing in visit.of("pipelined")]
 
 
-def raw_rows(visits: Iterable[Visit]) -> Iterator[RawRow]:
+def raw_rows(visits: Iterable[Visit]) -> Iterator[dict[str, str | float]]:
     """Yield every timing as a row of `raw_samples.csv`."""
     for visit in visits:
         for timing in visit.timings:

@@ -33,7 +33,7 @@ from utils.baseline import rounds as visits
 from utils.baseline.ceiling_share import share_of_ceiling
 from utils.baseline.columns import Finding
 from utils.baseline.document import Agreement, Device, Document, MachineState, Model, Row
-from utils.baseline.inference import Guard, InferenceProfiler, Settings, take_turns
+from utils.baseline.inference import Guard, InferenceProfiler, SweepSettings, take_turns
 from utils.baseline.optimum import MEASURED, judge, optimal
 from utils.baseline.rounds import Visit, named
 from utils.baseline.selection import Selection
@@ -310,7 +310,7 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
     assert result.max_length is not None  # noted with the model
     selection = Selection.of(rows.texts, loaded[0].tokenizer, result.max_length, device)
     sizes = steps.sweep_sizes(run.config, is_on_gpu=is_gpu(device))
-    settings = Settings(
+    settings = SweepSettings(
         sizes,
         config.num_measurement_runs,
         config.num_warmup_runs,
