@@ -2,7 +2,7 @@
 
     python -m tests.fault_matrix NOTES --scenes NAME … [--how fail|edit|kill|share] [--most N]
 
-A process of its own, because each attempt runs in a fork of it. NOTES gets a line of JSON per injection. After each fault
+A process of its own, because each attempt is a fork of it. NOTES gets a line of JSON per injection. After each fault
 all files must be readable, and the same command must end well, with the result of an undisturbed run.
 """
 
