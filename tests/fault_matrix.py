@@ -2,9 +2,8 @@
 
     python -m tests.fault_matrix NOTES --scenes NAME … [--how fail|edit|kill|share] [--most N]
 
-A process of its own, because it forks: it loads what the steps import, computes nothing itself, and each attempt runs
-in a child. NOTES gets a line of JSON per injection. After each fault all files must be readable, and the same command
-must end well without it, with the result of an undisturbed run and nothing that was committed lost.
+A process of its own, because each attempt is a fork of it. NOTES gets a line of JSON per injection. After each fault
+all files must be readable, and the same command must end well, with the result of an undisturbed run.
 """
 
 import argparse

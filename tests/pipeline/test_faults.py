@@ -1,7 +1,4 @@
-"""Whatever fails at whichever operation on files: a file is old or new, a step ends well, is refused or goes on.
-
-The half that takes seconds; `make truth ARGS="-k faults"` does the rest.
-"""
+"""Whatever fails at whichever operation on files: a file is old or new, a step ends well, is refused or goes on."""
 
 import errno
 import json

@@ -5,12 +5,15 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 
+from boundby import files
+from boundby.machine import Ceilings
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from utils.baseline.document import with_verdicts
@@ -27,14 +30,16 @@ def gpu(*arguments: Any) -> dict[str, Any]:
 
 def drawn(document: dict[str, Any]) -> Figure:
     """Return the figure of a document; equal ones share it."""
-    return _drawn(json.dumps(document))
+    return _drawn(files.encode_json(document))
 
 
 @cache
 def _drawn(content: str) -> Figure:
     document = json.loads(content)
     about = style.subject(document, results.CPU_MACHINE["cpu"])
-    return roofline.figure(with_verdicts(document["batch_sizes"]), about, document["ceilings"])
+    return roofline.figure(
+        with_verdicts(document["batch_sizes"]), about, msgspec.convert(document["ceilings"], Ceilings)
+    )
 
 
 def diagram(document: dict[str, Any]) -> Axes:
