@@ -59,14 +59,14 @@ def test_a_callable_that_spins_a_known_time_is_measured_exactly_while_another_co
 @pytest.fixture(scope="module")
 def ceilings() -> Ceilings:
     """Return the limits of this machine; one that was disturbed is measured again."""
-    ceilings_here = measure(CPU, dtypes=("float32",))
+    measured = measure(CPU, dtypes=("float32",))
     for _ in range(3):
-        if not ceilings_here.doubts:
+        if not measured.doubts:
             break
-        ceilings_here = ceilings_here.joined(measure(CPU, dtypes=("float32",)))
-    print(f"\nceilings: {ceilings_here.configured('float32')}\n{ceilings_here.memory}")
-    print(f"dispatch {ceilings_here.dispatch_s * 1e6:.2f} us {ceilings_here.doubts}")
-    return ceilings_here
+        measured = measured.joined(measure(CPU, dtypes=("float32",)))
+    print(f"\nceilings: {measured.configured('float32')}\n{measured.memory}")
+    print(f"dispatch {measured.dispatch_s * 1e6:.2f} us {measured.doubts}")
+    return measured
 
 
 def a_large_product() -> tuple[Work, Work | None]:
@@ -142,7 +142,7 @@ def test_a_loaded_core_is_noticed_every_time_and_a_free_one_is_not_blamed() -> N
         end = time.perf_counter() + 0.5
         while time.perf_counter() < end:
             product @ product
-        return [each.kind for each in watch.stop().disturbances(torch.get_num_threads())]
+        return [disturbance.kind for disturbance in watch.stop().disturbances(torch.get_num_threads())]
 
     quiet = [window() for _ in range(REPEATS)]
     with one_core_loaded():
@@ -171,6 +171,6 @@ def test_measuring_changes_what_is_measured_by_less_than_the_half_width_it_repor
         watch.stop()
         ratios.append(watched / bare)
         print(f"pair {pair + 1}: watched / bare {ratios[-1]:.4f}")
-    interval = estimate(ratios)
-    print(f"watched / bare: {interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]")
-    assert interval.low is not None and interval.low < 1.01
+    ratio = estimate(ratios)
+    print(f"watched / bare: {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]")
+    assert ratio.low is not None and ratio.low < 1.01

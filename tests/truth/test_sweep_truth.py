@@ -86,8 +86,8 @@ class PlainLoop:
     def _run(self, size: int, share: int) -> float:
         arrivals = self.selection.arrivals(size)
         spent = 0.0
-        for place in np.array_split(range(len(arrivals)), SHARES)[share].tolist():
-            batch = self.selection.batch(arrivals.rows(place))
+        for position in np.array_split(range(len(arrivals)), SHARES)[share].tolist():
+            batch = self.selection.batch(arrivals.rows(position))
             start = time.perf_counter()
             with torch.inference_mode():
                 forward(self.model, batch)

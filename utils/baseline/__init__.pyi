@@ -3,10 +3,8 @@ from . import sweep as sweep
 from .columns import COLUMNS as COLUMNS
 from .columns import MEASURED as MEASURED
 from .columns import Status as Status
-from .document import Ceilings as Ceilings
 from .document import Change as Change
 from .document import Choice as Choice
-from .document import ComputeCeiling as ComputeCeiling
 from .document import Device as Device
 from .document import Document as Document
 from .document import Factor as Factor

@@ -11,6 +11,7 @@ import msgspec
 
 from boundby import files
 from boundby.bound import Verdict
+from boundby.machine import Ceilings
 from utils.baseline.columns import MEASURED, MeasuredRow, Row
 from utils.command import removed
 from utils.evaluation import Exactness, FullDataset, NonNegative, Positive, Size
@@ -88,7 +89,6 @@ class Source(TypedDict, total=False):
     split: str | None
     revision: str | None
     bytes: int | None
-    mtime_ns: int | None
     sha256: str | None
 
 
@@ -140,40 +140,6 @@ class MachineState(TypedDict, total=False):
     cpu_quota_cores: float | None
     load_1min: float
     float32_matmul_precision: str
-
-
-class ComputeCeiling(TypedDict):
-    """One of `boundby.machine.ceilings.ComputeCeiling`."""
-
-    dtype: str
-    precision: str | None
-    is_configured: bool
-    flops_per_s: float
-    low: float
-    size: int
-    relative_error: float
-
-
-class MemoryCeiling(TypedDict):
-    """One of `boundby.machine.ceilings.MemoryCeiling`."""
-
-    level: str
-    working_set_bytes: int
-    bytes_per_s: float
-    low: float
-    operation: str
-
-
-class Ceilings(TypedDict):
-    """What the machine reaches, as `boundby.machine.ceilings.Ceilings.as_dict` gives it."""
-
-    device: Device
-    compute: list[ComputeCeiling]
-    memory: list[MemoryCeiling]
-    dispatch_s: float
-    dispatch_high_s: float
-    seconds: float
-    doubts: list[str]
 
 
 class Operator(TypedDict):
@@ -415,6 +381,8 @@ def read_document(path: Path, version: int, kind: Any = Document) -> Document:
     try:
         if "batch_sizes" in content:  # else their lack shows below
             content["batch_sizes"] = with_verdicts(content["batch_sizes"])
+        if content.get("ceilings"):
+            content["ceilings"] = msgspec.convert(content["ceilings"], Ceilings)
     except (TypeError, AttributeError, LookupError) as error:
         raise ValueError(f"{path} cannot be read: batch_sizes are not rows with verdicts ({error})") from None
     document: Document = shaped(content, kind)

@@ -5,8 +5,9 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
+import msgspec
 import torch
 
 from boundby.bound import DeviceTimer
@@ -15,6 +16,7 @@ from boundby.machine import (
     Conditions,
     DeviceLostError,
     Disturbance,
+    MemoryUse,
     NoSource,
     Sampler,
     Watch,
@@ -47,7 +49,6 @@ from utils.baseline.rounds import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
     ROUNDS_PER_S,
-    Memory,
     Quantity,
     Timing,
     Visit,
@@ -322,13 +323,16 @@ class _SharedMemory:
         self.admit(model)
         return True
 
-    def without_others(self, use: Memory, model: Any) -> Memory:
+    def without_others(self, use: MemoryUse, model: Any) -> MemoryUse:
         """Return what was used without the weights of the models that wait for their turn."""
         others = [other for other in self._models if other is not model and not self._is_scarce]
         waiting = sum(parameter.nbytes for other in others for parameter in other.parameters())
         where = "process_" if is_host(self._device) else "device_"
-        names = [name for name in use if name.startswith(where) and name != "device_total_bytes"]
-        return cast(Memory, {**use, **{name: value - waiting for name in names if (value := use[name]) is not None}})
+        held = {name: getattr(use, name) for name in MemoryUse.__struct_fields__ if name.startswith(where)}
+        held.pop("device_total_bytes", None)
+        return msgspec.structs.replace(
+            use, **{name: value - waiting for name, value in held.items() if value is not None}
+        )
 
 
 class _Plan:

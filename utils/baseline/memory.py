@@ -56,8 +56,8 @@ def forecast(visits: Sequence[Visit], demands: "Mapping[int, Demand | Missing] |
     peaks, is_gpu = [], False
     for visit in visits:
         for largest in visit.of("largest")[:1] if visit.memory else ():
-            reserved = visit.memory.get("device_peak_reserved_bytes")
-            held = reserved or visit.memory.get("process_peak_bytes")
+            reserved = visit.memory.device_peak_reserved_bytes
+            held = reserved or visit.memory.process_peak_bytes
             is_gpu = is_gpu or bool(reserved)
             if held:
                 peaks.append(Peak(largest.samples, largest.tokens_padded // largest.samples, held))

@@ -128,8 +128,7 @@ class Result:
         first = [row for row in rows if row["dtype"] == self.dtype]
         best = optimal(first, config.targets)
         chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
-        limits = self.ceilings.as_dict() if self.ceilings else None
-        full = self.full and {**self.full, **share_of_ceiling(self.full, first, limits, self.device["type"])}
+        full = self.full and {**self.full, **share_of_ceiling(self.full, first, self.ceilings, self.device["type"])}
         return {
             "schema_version": METRICS_VERSION,
             "boundby_version": __version__,
@@ -148,7 +147,7 @@ class Result:
             },
             "device": self.device,
             "agreement": self.agreement,
-            "ceilings": limits,
+            "ceilings": self.ceilings,
             "ceilings_reason": None if self.ceilings else columns.NOT_DIAGNOSED,
             "machine_state": self.machine_state,
             "max_length": self.max_length,
