@@ -165,7 +165,7 @@ def _rise(before: MemoryUse, after: MemoryUse) -> int | None:
     held, peak = before.device_allocated_bytes, after.device_peak_allocated_bytes
     if held is None:
         held, peak = before.process_bytes, after.process_peak_bytes
-    return None if peak is None else max(0, peak - held)
+    return None if peak is None or held is None else max(0, peak - held)
 
 
 def _finite(way: Way, texts: Sequence[str]) -> np.ndarray:
