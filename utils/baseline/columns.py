@@ -185,7 +185,7 @@ def row(point: Point) -> "Row":
     Beside its columns stands `whole`, what the dataset holds in batches of this size.
     """
     values = {column.name: column.of(point) if column.of else Missing(NOT_DIAGNOSED) for column in COLUMNS}
-    return {**_plain(values, list(_doubts(point)), {}), "whole": asdict(point.whole)}  # type: ignore[typeddict-item]
+    return {**_plain(values, list(_doubts(point)), {}), "whole": asdict(point.whole)}
 
 
 def _plain(values: Mapping[str, Value], doubts: Sequence[Doubt], reasons: Mapping[str, str]) -> "Row":
@@ -273,7 +273,7 @@ def _most(field: str) -> Callable[[Point], Value]:
     """Return the column of the most of all visits, in MB."""
 
     def of(point: Point) -> Value:
-        values = [value for visit in point.visits if (value := (visit.memory or {}).get(field)) is not None]
+        values: list[Any] = [value for visit in point.visits if (value := (visit.memory or {}).get(field)) is not None]
         reasons = "; ".join((point.first.memory or {}).get("reasons", ()))
         return max(values) / MB if values else Missing(reasons or "unknown")
 

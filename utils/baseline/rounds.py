@@ -220,7 +220,7 @@ def raw_rows(visits: Iterable[Visit]) -> Iterator[RawRow]:
     for visit in visits:
         for timing in visit.timings:
             yield {
-                **asdict(timing),
+                **asdict(timing),  # type: ignore[typeddict-item]  # which tells no keys
                 "session": visit.session,
                 "round": visit.round,
                 "batch_size": visit.batch_size,

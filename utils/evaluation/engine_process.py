@@ -156,8 +156,8 @@ def reason_of(error: BaseException) -> str:
         return f"its file cannot be written: {why}; output.results_dir names another disk"
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in said if not line.startswith(WHERE)] or said or ["no reason given"]
-    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return said if isinstance(error, EngineFailed | PipelineError) else f"{type(error).__name__}: {said}"
+    reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return reason if isinstance(error, EngineFailed | PipelineError) else f"{type(error).__name__}: {reason}"
 
 
 class _Serving:
