@@ -33,7 +33,7 @@ STEPS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "utils" / "steps" / "st
 UNSOUND = "some points failed or the profile has faults"
 WORDS = {file: word for word, (file, _) in COMMANDS.items()}  # of the command, by the file that they run
 OFFLINE_DEFAULT = typed("run", "--config", "configs/quickstart.yaml")
-NO_MODEL = f"""no model is named: that of configs/config.yaml is fetched and measured. Yours, or a small one made here:
+NO_MODEL = f"""no model is named: configs/config.yaml's is downloaded and measured. For yours, or a small one made here:
     {typed("run", "model.name=FOLDER_OR_NAME", "dataset.file=TEXTS.csv")}
     {OFFLINE_DEFAULT}"""
 # What a step is sent for what this process is sent. Of the last two it would die without writing its state.
@@ -59,7 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("BOUNDBY_RUN_STARTED", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
     steps, started = chosen(args, parser), time.monotonic()
     if not (
-        args.config or args.resume or args.first or args.only or any("model.name=" in each for each in args.overrides)
+        args.config
+        or args.resume
+        or args.first
+        or args.only
+        or any("model.name=" in override for override in args.overrides)
     ):
         say(NO_MODEL, "stderr")
     if args.dry_run:
@@ -75,7 +79,7 @@ def run(steps: Sequence[str], args: argparse.Namespace, started: float) -> int:
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         code, way_on = run_steps(steps, args, started, documents)
     if documents is not None:
-        card = next((each["card"] for each in reversed(documents) if each.get("card")), None)
+        card = next((document["card"] for document in reversed(documents) if document.get("card")), None)
         ended = {"exit_code": code, "seconds": round(time.monotonic() - started, 3), "to_continue": way_on}
         say(json.dumps({**ended, "card": card, "steps": documents}, indent=2))
     return code
@@ -126,8 +130,8 @@ def followed(command: str, pipeline: Callable[[], int], stdout: int | None = Non
         code = TERMINATED
     finally:
         run_after(command, exit_code(code), stdout)
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
     return code
 
 
@@ -144,9 +148,11 @@ def run_after(command: str, code: int, stdout: int | None) -> None:
 
 def taken_over(handler: Callable[[int, object], None]) -> dict[int, Any]:
     """Have `handler` take the signals to stop but those that are ignored; return who took them before."""
-    previous = {each: signal.getsignal(each) for each in PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN}
-    for each in previous:
-        signal.signal(each, handler)
+    previous = {
+        signum: signal.getsignal(signum) for signum in PASSED_ON if signal.getsignal(signum) is not signal.SIG_IGN
+    }
+    for signum in previous:
+        signal.signal(signum, handler)
     return previous
 
 
@@ -163,10 +169,12 @@ def arguments() -> argparse.ArgumentParser:
         parser.add_argument(f"--skip-{step['skip']}", action="store_true", help=f"leave out step {number}")
     parser.add_argument("--only", metavar="N", type=int, help="run step N alone")
     parser.add_argument("--from", dest="first", metavar="N", type=int, help="start at step N")
-    parser.add_argument("--resume", action="store_true", help="keep finished steps and rounds of an earlier run")
+    parser.add_argument("--resume", action="store_true", help="keep what an earlier run has finished")
     parser.add_argument("--dry-run", action="store_true", help="print what each step would do and why; run nothing")
     parser.add_argument(
-        "--then", metavar="COMMAND", help=f"run this by the shell at the end, also of a failure; ${EXIT_CODE_VARIABLE}"
+        "--then",
+        metavar="COMMAND",
+        help=f"run this in a shell at the end, also of a failure; it gets ${EXIT_CODE_VARIABLE}",
     )
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -214,8 +222,8 @@ def check(script: str, args: argparse.Namespace, documents: list[dict[str, Any]]
     if code in (DONE, INTERRUPTED, TERMINATED):
         return code
     again = shown(f"scripts/{script}", passed_on(args, "debug"))
-    say(f"the profile has faults or cannot be checked (exit code {code}); later steps run", "stderr")
-    say(f"to see all of it: {again}", "stderr")
+    say(f"the profile has faults or cannot be checked (exit code {code}); the remaining steps still run", "stderr")
+    say(f"to see every fault: {again}", "stderr")
     return INCOMPLETE
 
 
@@ -256,16 +264,16 @@ def run_step(
                 env={**os.environ, LEFT_VARIABLE: " ".join(left)},
                 preexec_fn=functools.partial(end_with, os.getpid()),
             )
-            for each in early:
-                process.send_signal(PASSED_ON[each])
+            for signum in early:
+                process.send_signal(PASSED_ON[signum])
             code = as_exit_code(process.wait())
             if documents is not None:
                 printed.seek(0)
                 with contextlib.suppress(ValueError):  # of one that was killed
                     documents.append(json.load(printed))
     finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
     if code in (DONE, INCOMPLETE) and (stops := [*early, *late]):  # it had just ended: the next one must not begin
         return as_exit_code(-PASSED_ON[stops[0]])
     return code
@@ -296,7 +304,7 @@ def as_exit_code(code: int) -> int:
 def announce_failure(number: str, code: int, args: argparse.Namespace, seconds: float) -> str:
     """Say how the step ended and which command continues, and return that command."""
     if code == -signal.SIGKILL:
-        ended = "was killed; the usual cause is main memory: try smaller batch sizes"
+        ended = "was killed, usually because main memory ran out: try smaller batch sizes"
     elif code < 0:
         ended = f"was ended by signal {-code}"
     else:

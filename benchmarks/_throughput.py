@@ -50,7 +50,7 @@ def ours(model_path: str, seconds: float) -> dict[str, Any]:
     import torch
 
     from boundby.machine import Sampler
-    from utils.baseline import Guard, InferenceProfiler, instruments
+    from utils.baseline import Guard, InferenceProfiler, SweepSettings, instruments
     from utils.models import load_model_and_tokenizer
 
     model, tokenizer = load_model_and_tokenizer(model_path, "cpu", "float32")
@@ -65,8 +65,7 @@ def ours(model_path: str, seconds: float) -> dict[str, Any]:
             [BATCH_SIZE],
             runs,
             TOKENS,
-            ci_half_width=HALF_WIDTH,
-            max_seconds=seconds,
+            settings=SweepSettings(ci_half_width=HALF_WIDTH, max_seconds=seconds),
             on_visit=visits.append,
         )[0]
     value = row["throughput_samples_per_sec_mean"]

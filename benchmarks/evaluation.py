@@ -60,7 +60,7 @@ from boundby.inference import (
     tokenize,
     weight_bytes,
 )
-from boundby.machine import Ceilings, ceilings, environment, has_bfloat16_products
+from boundby.machine import Ceilings, ceilings, environment, has_bfloat16_matmul
 from boundby.work import Interval, OperatorLoad, attribute, count
 from utils.evaluation import EngineFailed, EngineProcess
 from utils.models import ModelSource
@@ -316,7 +316,7 @@ def engines(case: Case) -> Iterator[dict[str, Label]]:
             try:
                 if engine.lacking:
                     raise EngineFailed(f"{' and '.join(engine.lacking)} not installed")
-                if engine.precision == "bfloat16" and not has_bfloat16_products(torch.device("cpu")):
+                if engine.precision == "bfloat16" and not has_bfloat16_matmul(torch.device("cpu")):
                     raise EngineFailed("this CPU has no bfloat16 products")
                 if engine.library not in running:
                     process = EngineProcess(source, engine.library, MAX_LENGTH, Path(folder) / engine.library)
@@ -533,7 +533,7 @@ def _measure(name: str, rows: int | None, repeats: int, state: State, deadline: 
         texts=len(case.texts),
         shares=shares,
         unjudged=unjudged(
-            has_bfloat16_products(CPU), limits.best("bfloat16").flops_per_s / limits.best("float32").flops_per_s
+            has_bfloat16_matmul(CPU), limits.best("bfloat16").flops_per_s / limits.best("float32").flops_per_s
         ),
     )
     print("\n".join(lines(measured)), flush=True)

@@ -18,7 +18,7 @@ What is your model bound by, and what would fixing that gain?
 
 {}
 
-boundby COMMAND --help tells of one; boundby --version; boundby --completion bash|zsh|fish"""
+boundby COMMAND --help explains one; boundby --version; boundby --completion bash|zsh|fish"""
 IN_PYTHON = "it is a call in Python: boundby.explain(model, batch); "
 # `eval "$(boundby --completion bash)"`; the options of a word are read from its own help when they are asked for.
 OPTIONS = r"""boundby "$word" --help 2>/dev/null | grep -oE -e '--[a-z][a-z-]*' | sort -u"""

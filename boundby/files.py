@@ -122,9 +122,9 @@ def encode_json(value: Any, indent: int | None = None, *, ascii_only: bool = Fal
 
     Raises ValueError on NaN or infinity.
     """
-    place = _place_of_non_finite(value, "$")
-    if place:
-        raise ValueError(f"{place} is NaN or infinite; store None and a reason instead")
+    where = _path_to_non_finite(value, "$")
+    if where:
+        raise ValueError(f"{where} is NaN or infinite; store None and a reason instead")
     return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=ascii_only, default=_plain)
 
 
@@ -133,7 +133,7 @@ def read_json(path: str | Path) -> Any:
     try:
         return json.loads(read_bytes(path).decode("utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {_told(error)}") from None
+        raise ValueError(f"{path} is not valid JSON: {_message(error)}") from None
 
 
 def read_as(path: str | Path, kind: type[Value]) -> Value:
@@ -144,7 +144,7 @@ def read_as(path: str | Path, kind: type[Value]) -> Value:
     try:
         return msgspec.json.decode(read_bytes(path), type=kind, dec_hook=_from_plain)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {_told(error)}") from None
+        raise ValueError(f"{path} cannot be read: {_message(error)}") from None
 
 
 def read_bytes(path: str | Path, most: int = LARGEST_DOCUMENT) -> bytes:
@@ -274,7 +274,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
@@ -325,18 +325,18 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
 
 
-def _place_of_non_finite(value: Any, place: str) -> str | None:
+def _path_to_non_finite(value: Any, path: str) -> str | None:
     if hasattr(value, "dtype") or isinstance(value, msgspec.Struct):  # float32 is no float
         value = _plain(value)
     if isinstance(value, float):
-        return None if math.isfinite(value) else place
+        return None if math.isfinite(value) else path
     if isinstance(value, Mapping):
-        parts: Iterable[tuple[Any, str]] = ((item, f"{place}.{key}") for key, item in value.items())
+        parts: Iterable[tuple[Any, str]] = ((item, f"{path}.{key}") for key, item in value.items())
     elif isinstance(value, list | tuple):
-        parts = ((item, f"{place}[{index}]") for index, item in enumerate(value))
+        parts = ((item, f"{path}[{index}]") for index, item in enumerate(value))
     else:
         return None
-    return next(filter(None, itertools.starmap(_place_of_non_finite, parts)), None)
+    return next(filter(None, itertools.starmap(_path_to_non_finite, parts)), None)
 
 
 def _harmless(value: Any) -> Any:

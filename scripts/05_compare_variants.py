@@ -35,11 +35,11 @@ def main(run: cli.Run) -> int:
     source = models.locate(config.model, run.layout.dataset.parent)
     receipt = data.check_receipt(config, run.layout, source)
     rows = data.load_texts(run.layout, sha256=receipt.dataset.sha256)
-    found = comparison.compare(run, receipt, source, rows)
-    run.say("\n".join(section.console_lines(found)))
+    result = comparison.compare(run, receipt, source, rows)
+    run.say("\n".join(section.console_lines(result)))
     is_renewed = assembly.renew(run)
     card = run.layout.card.read_text(encoding="utf-8").splitlines() if is_renewed else None
-    run.give(lambda: {"variants": found, "card": card})
+    run.give(lambda: {"variants": result, "card": card})
     if is_renewed:
         run.say(f"the report is made anew with it: {run.layout.html_report}")
     return cli.DONE

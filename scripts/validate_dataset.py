@@ -35,9 +35,9 @@ def main(run: cli.Run) -> int:
     else:
         model = models.fetch(config.model, folder, trust_remote_code=trust, progress=run.note)
         source = functools.partial(data.open_source, config.dataset, folder, run.note)
-    found = data.inspect(source, model, run.note, models.token_counter(model, trust))
-    statistics = found.statistics()
-    doubts = found.doubts(statistics)
+    checked = data.inspect(source, model, run.note, models.token_counter(model, trust))
+    statistics = checked.statistics()
+    doubts = checked.doubts(statistics)
     lines = [*statistics.lines(), *(f"finding: {doubt}" for doubt in doubts)]
     run.give(lambda: {"statistics": asdict(statistics), "findings": doubts}, lambda: "\n".join(lines))
     return 1 if doubts else cli.DONE

@@ -152,8 +152,8 @@ def _compute_capabilities(driver: Driver, cuda: tuple[int, int]) -> tuple[tuple[
         lines = nvidia_smi("compute_cap").stdout.splitlines()
     except (OSError, subprocess.TimeoutExpired):
         lines = []
-    result = [re.fullmatch(r"(\d+)\.(\d+)", line.strip()) for line in lines]
-    known = tuple((int(item[1]), int(item[2])) for item in result if item)
+    matches = [re.fullmatch(r"(\d+)\.(\d+)", line.strip()) for line in lines]
+    known = tuple((int(match[1]), int(match[2])) for match in matches if match)
     if len(known) == len(driver.gpus):
         return known
     return ((8, 0), (12, 0)) if cuda >= (12, 8) else ((8, 0),)
@@ -170,8 +170,8 @@ def _ask_index(url: str | None = None) -> tuple[str, ...]:
         answer = answer_of(command, INDEX_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return ()
-    result = re.search(r"^Available versions: (.+)$", answer.stdout, re.MULTILINE)
-    return tuple(result[1].strip().split(", ")) if result else ()
+    listed = re.search(r"^Available versions: (.+)$", answer.stdout, re.MULTILINE)
+    return tuple(listed[1].strip().split(", ")) if listed else ()
 
 
 def _newest(versions: tuple[str, ...], build: Build) -> str | None:
@@ -179,8 +179,8 @@ def _newest(versions: tuple[str, ...], build: Build) -> str | None:
     numbers = {
         version: _numbers(version) for version in versions if version.endswith(f"+{build.name}") and _numbers(version)
     }
-    usable = [item for item, number in numbers.items() if (*TORCH_LEAST, 0) <= number <= _numbers(_pinned())]
-    return max(usable, key=lambda item: numbers[item], default=None)
+    usable = [version for version, number in numbers.items() if (*TORCH_LEAST, 0) <= number <= _numbers(_pinned())]
+    return max(usable, key=lambda version: numbers[version], default=None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

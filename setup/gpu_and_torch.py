@@ -139,8 +139,8 @@ def probe_torch() -> Torch:
 
 def release(version: str) -> tuple[int, int]:
     """Return (major, minor) of a version, of pre-releases and local builds too: '2.9.0a0+145a3a7' is (2, 9)."""
-    result = re.match(r"(\d+)\.(\d+)", version)
-    return (int(result.group(1)), int(result.group(2))) if result else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
 def why_unusable(torch: Torch, driver: Driver) -> str | None:
@@ -226,10 +226,10 @@ def _newest_cuda() -> tuple[str | None, str | None]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"nvidia-smi gives no answer ({type(error).__name__})"
     said = re.search(r"CUDA[\w ]* Version *: *([^\s|]+)", header)  # CUDA UMD Version from driver 610 on
-    result = said and re.match(r"\d+\.\d+", said[1])
-    if not said or not result:
+    number = said and re.match(r"\d+\.\d+", said[1])
+    if not said or not number:
         return None, f"nvidia-smi answers {said[1]}" if said else "nvidia-smi names none"
-    return result[0], None
+    return number[0], None
 
 
 def _lines(answer: subprocess.CompletedProcess[str]) -> list[str]:

@@ -46,7 +46,7 @@ def lock() -> None:
         options = ["-c", agreed.name, *(f"--no-emit-package={name}" for name in sorted(with_torch))]
         core: set[str] = set()
         for environment in ENVIRONMENTS:
-            sources = [str(requirements(fromkey)) for fromkey in dict.fromkeys(["core", environment])]
+            sources = [str(requirements(name)) for name in dict.fromkeys(["core", environment])]
             entries = ENTRY.findall(_resolved(*sources, *options))
             # Equal entries are left out, not equal names: colorama is the core's on Windows, mkdocs's everywhere.
             text = "".join(entry for entry in entries if entry not in core)
@@ -90,7 +90,7 @@ def audit() -> int:
         print(f"audit: skipped, {(answer.stderr.strip().splitlines() or ['no answer'])[-1]}")
         return 0
     asked = [package for package in packages if "vulns" in package]
-    known = [(item["name"], item["version"], fault) for item in asked for fault in item["vulns"]]
+    known = [(package["name"], package["version"], fault) for package in asked for fault in package["vulns"]]
     for name, version, fault in known:
         print(f"audit: {name} {version}: {fault['id']}, mended in {', '.join(fault['fix_versions']) or 'no version'}")
     if not asked:

@@ -116,24 +116,24 @@ def write_problem(folder: Path) -> str | None:
 
 def problems(machine: Machine) -> list[str]:
     """Return what the machine lacks, one line each with the way out."""
-    result = []
+    lines = []
     if release(machine.python) not in PYTHON_SUPPORTED:
-        result.append(f"Python {machine.python} is not supported; install 3.11 or 3.12, then {INSTALL}")
+        lines.append(f"Python {machine.python} is not supported; install 3.11 or 3.12, then {INSTALL}")
     if machine.driver.problem:
-        result.append(f"the GPU driver does not work: {machine.driver.problem}; restart or change the machine")
+        lines.append(f"the GPU driver does not work: {machine.driver.problem}; restart or change the machine")
     installed = {"torch": machine.torch_version, **{name: has for name, (_, has) in machine.packages.items()}}
     missing = [name for name, version in installed.items() if version is None]
     if missing:
-        result.append(f"not installed for this Python: {', '.join(missing)}; {INSTALL} and use the Python it makes")
+        lines.append(f"not installed for this Python: {', '.join(missing)}; {INSTALL} and use the Python it makes")
     unusable = machine.torch and why_unusable(machine.torch, machine.driver)
     if unusable:
-        result.append(f"{unusable}; {INSTALL}, which finds one for this machine where there is one")
+        lines.append(f"{unusable}; {INSTALL}, which finds one for this machine where there is one")
     for disk in machine.disks:
         if disk.free_bytes < LEAST_FREE_BYTES:
-            result.append(f"{disk.folder} has {_gb(disk.free_bytes)} free; {_gb(LEAST_FREE_BYTES)} are needed there")
+            lines.append(f"{disk.folder} has {_gb(disk.free_bytes)} free; {_gb(LEAST_FREE_BYTES)} are needed there")
     if machine.results_problem:
-        result.append(f"{machine.results} cannot be written: {machine.results_problem}; make it writable")
-    return result
+        lines.append(f"{machine.results} cannot be written: {machine.results_problem}; make it writable")
+    return lines
 
 
 def doubts(machine: Machine) -> list[str]:
@@ -143,33 +143,33 @@ def doubts(machine: Machine) -> list[str]:
 
 
 def _software_doubts(machine: Machine) -> list[str]:
-    result = []
+    lines = []
     torch = machine.torch_version
     if torch and release(torch) >= TORCH_LEAST and release(torch) not in TORCH_TESTED:
         tested = " and ".join(f"{major}.{minor}" for major, minor in TORCH_TESTED)
-        result.append(f"torch {torch} is untested with this program (tested: {tested}); it is used as it is")
+        lines.append(f"torch {torch} is untested with this program (tested: {tested}); it is used as it is")
     other = [f"{name} {has} (pinned {pin})" for name, (pin, has) in machine.packages.items() if has and has != pin]
     if other:
-        result.append(f"versions other than the pinned ones: {', '.join(other)}; {INSTALL} to get those")
-    return result
+        lines.append(f"versions other than the pinned ones: {', '.join(other)}; {INSTALL} to get those")
+    return lines
 
 
 def _pod_doubts(machine: Machine) -> list[str]:
-    result = []
+    lines = []
     disk, switches, memory = machine.disks[0], machine.switches_set, machine.memory_bytes
     if disk.filesystem == "overlay":
-        result.append(f"{disk.folder} is on the container's own disk and lost when the pod stops; `make bundle` before")
+        lines.append(f"{disk.folder} is on the container's own disk and lost when the pod stops; `make bundle` before")
     xet = switches.get("HF_XET_HIGH_PERFORMANCE", "0").lower() in ("1", "on", "yes", "true")
     if xet and memory is not None and memory < XET_MEMORY_BYTES:
-        result.append(
+        lines.append(
             f"HF_XET_HIGH_PERFORMANCE is set and needs {_gb(XET_MEMORY_BYTES)} of memory, here {_gb(memory)}: "
             "a download may be killed; export HF_XET_HIGH_PERFORMANCE=0"
         )
     if "HF_HUB_ENABLE_HF_TRANSFER" in switches:
-        result.append("HF_HUB_ENABLE_HF_TRANSFER has no effect since huggingface_hub 1.0; unset it")
+        lines.append("HF_HUB_ENABLE_HF_TRANSFER has no effect since huggingface_hub 1.0; unset it")
     if "SSH_CONNECTION" in switches and not switches.keys() & {"TMUX", "STY"}:
-        result.append("over SSH and not in tmux: a lost connection ends the run; start it inside `tmux`")
-    return result
+        lines.append("over SSH and not in tmux: a lost connection ends the run; start it inside `tmux`")
+    return lines
 
 
 def facts(machine: Machine) -> list[tuple[str, str]]:

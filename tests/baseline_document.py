@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from boundby import files
+from boundby.machine import MemoryUse
 from boundby.timing.timer import WarmUp
 from boundby.trace.operator_table import OPERATOR_COLUMNS
 from tests.diagnosed_rows import CPU_CEILINGS, CPU_STATE, GPU_CEILINGS, GPU_STATE
@@ -90,7 +91,7 @@ def visit(dtype: str, batch_size: int, number: int, speed: Speed, memory: Mappin
         spent_s=sum(timing.seconds for timing in timings[2:]),
         batches=BATCHES,
         warm_up=WarmUp(12, 0.4, converged=True),
-        memory={"doubts": [], "reasons": [], **memory},
+        memory=MemoryUse(**memory),
         readings={"gpu_utilization_pct": [min(100.0, 35 + 14 * math.log2(batch_size))] * 12} if gpu else {},
         device_reason=None if gpu else "the device is not a GPU",
         reading_reasons={} if gpu else {"gpu_utilization_pct": "the device is not a GPU"},
@@ -222,7 +223,7 @@ def document(rows: Sequence[dict[str, Any]], targets: Targets | None = None, **c
         },
         "device": {"type": "cpu", "threads": 2},
         "agreement": {"rows": 64, "same_labels": 64, "share": 1.0},
-        "ceilings": CPU_CEILINGS.as_dict() if is_diagnosed else None,
+        "ceilings": CPU_CEILINGS if is_diagnosed else None,
         "ceilings_reason": None if is_diagnosed else NOT_DIAGNOSED,
         "machine_state": CPU_STATE,
         "max_length": 512,
@@ -258,7 +259,7 @@ def gpu_document(rows: Sequence[dict[str, Any]] | None = None, **changes: Any) -
     }  # fmt: skip
     source = {"kind": "hub", "name": "codefactory4791/amazon_test", "split": "test", "revision": "c0ffee" * 6 + "abcd"}
     rows = gpu_rows() if rows is None else rows
-    ceilings = {"ceilings": GPU_CEILINGS.as_dict()} if any(row["bound"] for row in rows) else {}
+    ceilings = {"ceilings": GPU_CEILINGS} if any(row["bound"] for row in rows) else {}
     return document(
         rows,
         Targets(**POD_TARGETS),

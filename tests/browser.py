@@ -24,7 +24,7 @@ ARGUMENTS = (
 
 def executable() -> str | None:
     """Return the browser of this machine, or None."""
-    return next((found for found in map(shutil.which, NAMES) if found), None)
+    return next((result for result in map(shutil.which, NAMES) if result), None)
 
 
 class Browser:
@@ -153,7 +153,7 @@ class Browser:
         parameters = event.get("params", {})
         match event.get("method"):
             case "Runtime.consoleAPICalled":
-                self.said.append(" ".join(str(each.get("value")) for each in parameters["args"]))
+                self.said.append(" ".join(str(parameter.get("value")) for parameter in parameters["args"]))
             case "Runtime.exceptionThrown":
                 self.said.append(json.dumps(parameters["exceptionDetails"]))
             case "Log.entryAdded":

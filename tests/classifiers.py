@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+from utils.quickstart.recipe import Shape
+
+TINY = Shape(vocabulary=400, hidden=16, intermediate=32, layers=2)
 WIDTH, LAYERS, HEADS, INNER, POSITIONS, LABELS = 32, 2, 4, 64, 320, 7
 SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": INNER}
 
@@ -12,13 +15,12 @@ SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads
 def reviews(count: int) -> list[str]:
     from utils.quickstart import texts
 
-    return [each.text for each in texts.generate(count, seed=3)]
+    return [item.text for item in texts.generate(count, seed=3)]
 
 
 def tokenizer(words: list[str]) -> Any:
     """Return a byte-level tokenizer trained on `words`."""
     from utils.quickstart import classifier
-    from utils.quickstart.recipe import TINY
 
     return classifier._tokenizer(words, TINY)
 

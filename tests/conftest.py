@@ -44,10 +44,10 @@ def _leaves_nothing_behind() -> Iterator[None]:
     main = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main  # Streamlit's AppTest leaves its page there, which every spawned process would run
-    left = [f"thread {each.name}" for each in threading.enumerate() if each not in threads and _is_ours(each)]
+    left = [f"thread {entry.name}" for entry in threading.enumerate() if entry not in threads and _is_ours(entry)]
     for name, handlers in loggers.items():
         logger = logging.getLogger(name)
-        left += [f"logger {name!r} has {each}" for each in logger.handlers if each not in handlers]
+        left += [f"logger {name!r} has {handler}" for handler in logger.handlers if handler not in handlers]
         logger.handlers[:] = handlers
     for number, handler in signals.items():
         if signal.getsignal(number) is not handler:

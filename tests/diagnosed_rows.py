@@ -9,7 +9,7 @@ from boundby.bound.judgement import Evidence, Forward, Times, judge
 from boundby.bound.trials import FASTER_MATMUL
 from boundby.bound.verdict import Fix, Gain, Trial, Tried, doubts_of
 from boundby.formatting import Missing
-from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
+from boundby.machine import Ceilings, ComputeCeiling, MemoryCeiling
 from boundby.work.roofline import Interval, OperatorLoad
 from utils.baseline.columns import Finding
 from utils.baseline.optimum import MEASURED

@@ -116,10 +116,10 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             self._reply(with_body=True)
 
         def _reply(self, with_body: bool) -> None:
-            place = urlsplit(self.path)
+            url = urlsplit(self.path)
             sent = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            hub.requests.append(f"{self.command} {unquote(place.path)}")
-            answer = hub.answer(unquote(place.path), {**parse_qs(place.query), **_form(sent)})
+            hub.requests.append(f"{self.command} {unquote(url.path)}")
+            answer = hub.answer(unquote(url.path), {**parse_qs(url.query), **_form(sent)})
             body, status = answer.body, answer.status
             self.send_response(status)
             for name, value in answer.headers.items():

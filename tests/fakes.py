@@ -120,8 +120,8 @@ class FakeTokenizer:
         self.calls.append((texts, options))
         self._clock.advance(self._seconds * len(texts))
         words, longest = [text.split() for text in texts], options["max_length"]
-        encodings = [SimpleNamespace(overflowing=each[longest:]) for each in words]
-        ids = [[1 + ord(word[0]) % 31 for word in each[:longest]] for each in words]
+        encodings = [SimpleNamespace(overflowing=words_of_text[longest:]) for words_of_text in words]
+        ids = [[1 + ord(word[0]) % 31 for word in words_of_text[:longest]] for words_of_text in words]
         return type("Encoded", (dict,), {"encodings": encodings})(input_ids=ids)
 
 

@@ -25,11 +25,11 @@ def perform(call: str, model: dict[str, Any], dataset: dict[str, Any] | None = N
     wanted = Model(**model)
     if call == "locate":
         return described(locate(wanted, Path("unused")))
-    found = fetch(wanted, Path("unused"), trust_remote_code=False, progress=note)
+    result = fetch(wanted, Path("unused"), trust_remote_code=False, progress=note)
     if call == "fetch":
-        return described(found)
+        return described(result)
     config = Config.model_validate({"model": model, "dataset": dataset})
-    receipt = data.normalise(config, Layout.of(config), found, progress=note)
+    receipt = data.normalise(config, Layout.of(config), result, progress=note)
     rows = data.load_texts(Layout.of(config))
     return {"source": asdict(receipt.source), "texts": rows.texts, "labels": rows.labels.tolist()}
 

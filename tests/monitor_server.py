@@ -61,8 +61,8 @@ class Monitor:
         patiently(shows, f"the tab {name} never says {text!r}")
 
     def metric(self, label: str) -> str:
-        found = self.here.texts("[data-testid=stMetric]")
-        return next((text.partition("\n")[2].strip() for text in found if text.startswith(label)), "")
+        result = self.here.texts("[data-testid=stMetric]")
+        return next((text.partition("\n")[2].strip() for text in result if text.startswith(label)), "")
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ def reliability(rows: int = 3000, overconfident: float = 0.0, seed: int = 0) -> 
     """Return the calibration of so many predictions that are right as often as they say, less `overconfident`."""
     source = np.random.default_rng(seed)
     confidences = source.uniform(0.4, 1.0, rows).astype(np.float32)
-    found = Reliability()
-    found.add(confidences, source.random(rows) < confidences - overconfident)
-    return found.calibration()
+    result = Reliability()
+    result.add(confidences, source.random(rows) < confidences - overconfident)
+    return result.calibration()
 
 
 def mistakes(count: int = 2, text: str = "a text", name: str = "neutral") -> tuple[quality.ConfidentMistake, ...]:

@@ -145,7 +145,7 @@ def variants(recommended: str | None = "bfloat16") -> dict[str, Any]:
         for name, words, gain, fix, against in known
     ]  # fmt: skip
     return {
-        "schema_version": 1, "written": "2026-08-22T11:00:00+00:00", "model_fingerprint": results.FINGERPRINT,
+        "schema_version": 2, "written": "2026-08-22T11:00:00+00:00", "model_fingerprint": results.FINGERPRINT,
         "dtype": "float32", "device": "cpu", "threads": 2, "batch_size": 2, "texts": 2000, "dataset_rows": 2000,
         "rounds": 8, "seconds": 60.0, "min_agreement": 0.995, "max_accuracy_drop": 0.01, "variants": rows, "doubts": [],
         "recommended": {"name": recommended, "settings": settings.get(recommended or "", []), "environment": {},

@@ -145,7 +145,7 @@ def outcome(case: Callable[[Path], tuple[CaptureManifest, list[int]]], place: Pa
         "ours": manifest.steps_recorded,
         "traced": products_in(manifest.trace_path) if manifest.trace_path else 0,
         "later": products_in(place / "later.json"),
-        "downgrades": [f"{each.what}: {each.reason}" for each in manifest.downgrades],
+        "downgrades": [f"{downgrade.what}: {downgrade.reason}" for downgrade in manifest.downgrades],
     }
 
 

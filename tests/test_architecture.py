@@ -32,13 +32,13 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def imports(path: Path) -> set[str]:
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            result |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return result
 
 
 def test_the_runner_loads_next_to_nothing_of_ours():
@@ -104,9 +104,9 @@ def test_help_says_what_there_is_and_loads_nothing_heavy(script, said):
 )
 def test_what_a_dry_run_needs_is_light(module):
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     allowed = ["numpy"] if module in ("utils.steps.steps", "utils.report.dry_run") else []
-    assert [name for name in ast.literal_eval(found.stdout) if name not in allowed] == [], found.stderr
+    assert [name for name in ast.literal_eval(result.stdout) if name not in allowed] == [], result.stderr
 
 
 def test_nothing_is_unpickled_or_evaluated():
@@ -166,15 +166,15 @@ def test_nothing_carries_on_with_a_gpu_that_is_lost(name):
     """Whoever swallows what a model may raise asks first whether the GPU is lost, or raises what is none of its own."""
 
     def calls(nodes: list[ast.stmt]) -> set[str]:
-        found = (each for node in nodes for each in ast.walk(node))
-        return {ast.unparse(each.func) for each in found if isinstance(each, ast.Call)}
+        result = (item for node in nodes for item in ast.walk(node))
+        return {ast.unparse(item.func) for item in result if isinstance(item, ast.Call)}
 
     tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
     for attempt in (node for node in ast.walk(tree) if isinstance(node, ast.Try)):
         for handler in attempt.handlers:
             caught = ast.unparse(handler.type) if handler.type else "BaseException"
-            if any(re.search(rf"\b{each}\b", caught) for each in OF_ANY_MODEL):
-                raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
+            if any(re.search(rf"\b{item}\b", caught) for item in OF_ANY_MODEL):
+                raises = any(isinstance(node, ast.Raise) for node in ast.walk(handler))
                 asks = {"raise_if_lost", "is_sticky"} & calls(handler.body) or "naming_loss" in calls(attempt.body)
                 assert raises or asks, f"{name}:{handler.lineno}"
 
@@ -205,6 +205,7 @@ THROUGH = {  # pinned, and imported by what imports them
     "altair": "streamlit",  # the charts of the monitor are drawn by it
 }
 TOOLS = {
+    "import-linter",
     "hatchling",
     "hypothesis",
     "mkdocs-material",

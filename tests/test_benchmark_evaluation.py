@@ -67,13 +67,13 @@ def test_ratios_are_medians_over_neighbours_against_the_best_batch_size() -> Non
     ],
 )
 def test_a_ratio_below_its_bound_fails(changed: dict[str, list[float]], said: str) -> None:
-    assert any(said in each for each in failures(with_rates(**changed)))
+    assert any(said in failure for failure in failures(with_rates(**changed)))
 
 
 def test_another_label_or_a_low_share_fails_where_it_can_be_judged() -> None:
     assert failures(replace(GOOD, same_labels=511)) == ["long-tailed: ours same gives 1 of 512 texts another label"]
-    found = failures(replace(GOOD, shares={SAME: 0.7, FASTEST: 0.4}))
-    assert found == ["long-tailed: ours fastest reaches 40% of the roofline, 60% are asked for"]
+    result = failures(replace(GOOD, shares={SAME: 0.7, FASTEST: 0.4}))
+    assert result == ["long-tailed: ours fastest reaches 40% of the roofline, 60% are asked for"]
     slow = replace(with_rates(**{FASTEST: [80.0, 80.0]}), shares={SAME: 0.7, FASTEST: 0.1})
     assert len(failures(slow)) == 3  # slower than the pipeline asks, than ours in `same`, than the roofline
     assert failures(replace(slow, unjudged={FASTEST: "no bfloat16 products"})) == []
@@ -84,8 +84,8 @@ def test_another_label_or_a_low_share_fails_where_it_can_be_judged() -> None:
     [(False, 3.0, "no bfloat16 products"), (True, 0.9, "no faster here: 0.90 times"), (True, 2.0, None)],
 )
 def test_fastest_is_judged_where_bfloat16_products_are_there_and_are_faster(has_bfloat16, times, why):
-    found = unjudged(has_bfloat16, times)
-    assert why in found[FASTEST] if why else found == {}
+    result = unjudged(has_bfloat16, times)
+    assert why in result[FASTEST] if why else result == {}
 
 
 def test_more_than_the_measured_limits_is_no_share():
@@ -95,7 +95,7 @@ def test_more_than_the_measured_limits_is_no_share():
 
 @pytest.mark.parametrize("name", ["float32_prepacked", "int8"])
 def test_a_layer_is_held_against_what_layers_of_its_precision_reach(name):
-    if name not in {each.name for each in available(torch.device("cpu"))}:
+    if name not in {item.name for item in available(torch.device("cpu"))}:
         pytest.skip(f"this processor has no fast {name}")
     clock = FakeClock()
 

@@ -16,8 +16,8 @@ GOOD = Watched(
 def test_a_cheap_probe_passes_and_its_cost_is_that_of_neighbours_per_call():
     assert layer_overhead.failures([GOOD]) == []
     assert layer_overhead.unsettled([GOOD]) == []
-    found = replace(GOOD, plain_s=[0.040, 0.050, 0.090], ratios=[1.004] * 3).us_per_call
-    assert found.value == pytest.approx(2.0) and found.low == pytest.approx(2.0)
+    result = replace(GOOD, plain_s=[0.040, 0.050, 0.090], ratios=[1.004] * 3).us_per_call
+    assert result.value == pytest.approx(2.0) and result.low == pytest.approx(2.0)
     times = _layer_overhead.Times(plain_s=[1.0, 2.0, 4.0], watched_s=[1.1, 2.2, 4.4])
     assert times.ratio == pytest.approx(1.1)
 
@@ -39,8 +39,8 @@ def test_a_cheap_probe_passes_and_its_cost_is_that_of_neighbours_per_call():
 )
 def test_a_cost_or_a_coverage_fails_only_where_the_whole_interval_says_so(changes, fails, is_open):
     watched = replace(GOOD, **changes)
-    assert [each.split(":")[0] for each in layer_overhead.failures([watched])] == ["gpt2"] * fails
-    assert [each.split(" on gpt2")[0] for each in layer_overhead.unsettled([watched])] == (
+    assert [failure.split(":")[0] for failure in layer_overhead.failures([watched])] == ["gpt2"] * fails
+    assert [item.split(" on gpt2")[0] for item in layer_overhead.unsettled([watched])] == (
         [f"the {is_open}"] if is_open else []
     )
 
@@ -79,11 +79,11 @@ def test_an_attempt_that_failed_says_why_and_has_no_numbers(monkeypatch):
 def test_every_method_runs_as_many_forwards_with_as_without_what_watches(method):
     model, forward = _layer_overhead.prepared("small modules")
     runs = []
-    found = _layer_overhead.METHODS[method](model, lambda: runs.append(forward()), 7)
-    assert len(found.plain_s) == len(found.watched_s) == 7
+    result = _layer_overhead.METHODS[method](model, lambda: runs.append(forward()), 7)
+    assert len(result.plain_s) == len(result.watched_s) == 7
     assert len(runs) == {"probes": 14, "plain": 28, "profiler": 29}[method]  # one before each that is timed
-    assert found.calls == (201 if method == "probes" else None)
-    assert not any("forward" in each.__dict__ for each in model.modules())
+    assert result.calls == (201 if method == "probes" else None)
+    assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 def test_forwards_are_counted_to_fill_half_of_the_time(monkeypatch):

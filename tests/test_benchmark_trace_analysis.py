@@ -99,19 +99,19 @@ def test_without_a_value_of_the_peer_nothing_fails_and_what_was_not_judged_is_na
 
 def test_limits_and_times_are_those_of_their_trace():
     attempt = trace_analysis.Attempt(1.0, 0.5, 100, "", whole_s=1.75)
-    found = {(name, trace_analysis.OURS): [attempt] for name in ("a100-nccl", "1 x a100-rank0", "20 x a100-rank0")}
-    compared = {each.trace: each for each in trace_analysis.compared(found)}
-    limits = {name: (each.least_speedup, each.most_memory) for name, each in compared.items()}
+    result = {(name, trace_analysis.OURS): [attempt] for name in ("a100-nccl", "1 x a100-rank0", "20 x a100-rank0")}
+    compared = {item.trace: item for item in trace_analysis.compared(result)}
+    limits = {name: (item.least_speedup, item.most_memory) for name, item in compared.items()}
     assert limits == {"a100-nccl": (None, None), "1 x a100-rank0": (8.0, 0.3), "20 x a100-rank0": (17.0, 0.3)}
-    assert {tuple(each.ours_s) for each in compared.values()} == {(1.75,)}
+    assert {tuple(value.ours_s) for value in compared.values()} == {(1.75,)}
     assert attempt.stages_s == 1.5
     assert trace_analysis.Attempt(None, None, None, "killed").stages_s is None
 
 
 def repeated(tmp_path, *copies):
-    paths = {each: tmp_path / f"{each}.json" for each in copies}
+    paths = {copy: tmp_path / f"{copy}.json" for copy in copies}
     _repeated_trace.write(copy.deepcopy(TRACE), paths)
-    return [json.loads(paths[each].read_text()) for each in copies]
+    return [json.loads(paths[copy].read_text()) for copy in copies]
 
 
 def test_copies_follow_each_other_in_time_each_with_its_own_launches(tmp_path):

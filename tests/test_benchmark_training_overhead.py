@@ -15,9 +15,9 @@ from benchmarks import training_overhead
     ],
 )
 def test_the_stage_timer_fails_only_where_the_whole_interval_says_so(ratios, fails, is_open):
-    found = {"stage timer": ratios}
-    assert bool(training_overhead.failures(found)) == fails
-    assert training_overhead.unsettled(found) == ["stage timer"] * is_open
+    result = {"stage timer": ratios}
+    assert bool(training_overhead.failures(result)) == fails
+    assert training_overhead.unsettled(result) == ["stage timer"] * is_open
 
 
 def test_limits_decide_the_exit_code_on_a_quiet_machine_alone(capsys):

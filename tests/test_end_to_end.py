@@ -122,9 +122,9 @@ def test_all_steps_leave_every_file_of_the_contract(finished):
 
 def test_json_of_the_steps_says_how_they_ended_where_the_files_are_and_what_was_found(finished):
     check, download, baseline, profile, report = finished.documents
-    assert [each["step"] for each in finished.documents] == ["00", "01", "02", "03", "04"]
-    assert {each["status"] for each in finished.documents} == {"ok"}
-    assert all(Path(path).exists() for each in finished.documents for path in each["files"])
+    assert [document["step"] for document in finished.documents] == ["00", "01", "02", "03", "04"]
+    assert {document["status"] for document in finished.documents} == {"ok"}
+    assert all(Path(path).exists() for document in finished.documents for path in document["files"])
     assert check["machine"]["python"] and download["dataset"]["rows"] == 40
     assert [row["batch_size"] for row in baseline["batch_sizes"]] == [1, 2] and baseline["optimal"]["batch_size"]
     assert str(finished.results / "profiler_traces") in profile["files"]
@@ -159,7 +159,7 @@ JSON = {
 @pytest.mark.parametrize("word", COMMANDS)
 def test_json_is_one_document_on_stdout_whatever_the_command(word, finished, tmp_path, monkeypatch, capfd):
     folder = str(finished.kept if "SETTINGS" not in JSON[word] else finished.results)
-    given = [each.replace("RESULTS", folder) for each in JSON[word]]
+    given = [item.replace("RESULTS", folder) for item in JSON[word]]
     at = given.index("SETTINGS") if "SETTINGS" in given else len(given)
     monkeypatch.setattr("utils.training.monitor.server.serve", lambda *_: print("what serves may print"))
     monkeypatch.setattr("utils.training.monitor.server.check", lambda *_: None)
@@ -212,7 +212,7 @@ def test_a_subset_is_evaluated_on_request(arguments, tmp_path):
     assert run(STEPS[2], subset) == 0
     full = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())["full_dataset_metrics"]
     assert full["samples"] == 10
-    assert [each["samples"] for each in full["samples_of"]] == [5, 10]
+    assert [item["samples"] for item in full["samples_of"]] == [5, 10]
     with (tmp_path / "results" / "evaluation" / "predictions.csv").open(newline="") as file:
         correct = {int(row["row_id"]): int(row["correct"]) for row in csv.DictReader(file)}
     order = np.random.default_rng(0).permutation(40)[:10].tolist()  # samples of one seed are nested
@@ -223,10 +223,10 @@ def test_a_subset_is_evaluated_on_request(arguments, tmp_path):
 
 def test_each_dtype_has_its_rows(arguments, tmp_path):
     assert run(STEPS[2], [*arguments, "profiling.dtypes=[float32, bfloat16]", "evaluation.enabled=false"]) == 0
-    found = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())
-    rows = [(row["dtype"], row["batch_size"]) for row in found["batch_sizes"]]
+    result = json.loads((tmp_path / "results" / "baseline_metrics.json").read_text())
+    rows = [(row["dtype"], row["batch_size"]) for row in result["batch_sizes"]]
     assert rows == [("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)]
-    assert found["full_dataset_metrics"] is None and found["full_dataset_reason"] == "evaluation.enabled is false"
+    assert result["full_dataset_metrics"] is None and result["full_dataset_reason"] == "evaluation.enabled is false"
 
 
 def test_later_steps_refuse_other_data_than_the_receipt(arguments, tmp_path, capsys):
@@ -264,8 +264,8 @@ def plain_loop(model_folder: Path, data: Path) -> int:
         batch = rows[start : start + 64]
         inputs = tokenizer([row["text"] for row in batch], padding=True, truncation=True, return_tensors="pt")
         with torch.inference_mode():
-            found = model(**inputs).logits.argmax(dim=1).tolist()
-        right += sum(model.config.id2label[index] == row["category"] for index, row in zip(found, batch, strict=True))
+            result = model(**inputs).logits.argmax(dim=1).tolist()
+        right += sum(model.config.id2label[index] == row["category"] for index, row in zip(result, batch, strict=True))
     return right
 
 

@@ -111,8 +111,8 @@ def first_card(tmp_path, monkeypatch, capsys):
 def test_the_notebook_for_a_free_card_sets_up_checks_the_card_and_runs_the_pipeline(first_card):
     ran, said = first_card
     order = ["cd boundby-checkout", "bash setup_environment.sh --gpu", "make gpu", "run_pipeline.py", "make bundle"]
-    places = [next(at for at, line in enumerate(ran) if word in line) for word in order]
-    assert places == sorted(places)
+    positions = [next(at for at, line in enumerate(ran) if word in line) for word in order]
+    assert positions == sorted(positions)
     assert "look      depth: 254 launches  (254 launches, expected 512)" in said and "Limited by  memory" in said
 
 

@@ -150,9 +150,9 @@ def test_a_check_that_hangs_dies_or_raises_costs_no_other_and_what_it_began_is_e
     assert os.read(reader, 1) == b"", "nobody else has it open any more"
     os.close(reader)
     assert done.returncode == 1, done.stdout + done.stderr
-    head, *found = lines_in(tmp_path / "lines.jsonl")
+    head, *result = lines_in(tmp_path / "lines.jsonl")
     assert head == {"device": "a stand-in"}
-    assert {line["name"]: (line["verdict"], line["why"]) for line in found} == {
+    assert {line["name"]: (line["verdict"], line["why"]) for line in result} == {
         "fine": ("ok", None),
         "hangs": ("failed", "no answer within 0 s"),
         "dies": ("failed", "its process ended with 7"),
@@ -163,19 +163,19 @@ def test_a_check_that_hangs_dies_or_raises_costs_no_other_and_what_it_began_is_e
         "lacks": ("not here", "nsys is not installed"),
         "last": ("ok", None),
     }
-    first, last = found[0], found[-1]
+    first, last = result[0], result[-1]
     assert first["facts"]["process"] != last["facts"]["process"]
     assert {name: value for name, value in first.items() if name not in ("seconds", "facts")} == {
         "name": "fine", "value": 1, "expected": [0, 2], "unit": "s", "reason": "so it is", "verdict": "ok", "why": None,
     }  # fmt: skip
     shown = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
-    assert shown == found, "each is printed as it is written"
+    assert shown == result, "each is printed as it is written"
 
 
 def test_a_check_for_which_no_time_is_left_is_not_here_and_no_failure(tmp_path):
     assert scratch(tmp_path, seconds=-1.0).returncode == 0
-    found = lines_in(tmp_path / "lines.jsonl")[1:]
-    assert {(line["verdict"], line["why"]) for line in found} == {("not here", "no time was left for it")}
+    result = lines_in(tmp_path / "lines.jsonl")[1:]
+    assert {(line["verdict"], line["why"]) for line in result} == {("not here", "no time was left for it")}
 
 
 def test_other_tests_of_the_same_run_are_run_as_ever(tmp_path):
@@ -239,9 +239,9 @@ def on_the_double(folder: Path, card: object, *arguments: str) -> list[dict]:
     """Return the lines of checks with small models on a stand-in card."""
     done = pytest_in(ROOT, *arguments, "--small", "--lines", folder / "lines.jsonl", env=environment(card))
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    head, *found = lines_in(folder / "lines.jsonl")
+    head, *result = lines_in(folder / "lines.jsonl")
     assert head["device"]["name"] == card.name
-    return found
+    return result
 
 
 def verdicts(found: list[dict]) -> dict[str, str]:
@@ -249,22 +249,22 @@ def verdicts(found: list[dict]) -> dict[str, str]:
 
 
 def test_the_card_itself_is_as_expected_on_the_stand_in(tmp_path):
-    found = verdicts(on_the_double(tmp_path, H100.slower(3000), "tests/gpu/test_card.py"))
-    assert set(found.values()) == {"ok"} and len(found) == 6, found
+    result = verdicts(on_the_double(tmp_path, H100.slower(3000), "tests/gpu/test_card.py"))
+    assert set(result.values()) == {"ok"} and len(result) == 6, result
 
 
 def test_models_are_as_expected_on_the_stand_in(tmp_path):
     slow = H100.slower(60_000, host=40).with_(bytes_per_s=H100.bytes_per_s)
     words = "not device_time or (24 and bfloat16)"
-    found = verdicts(on_the_double(tmp_path, slow, "tests/gpu/test_models.py", "-k", words))
-    assert set(found.values()) == {"ok"} and len(found) == 9, found
+    result = verdicts(on_the_double(tmp_path, slow, "tests/gpu/test_models.py", "-k", words))
+    assert set(result.values()) == {"ok"} and len(result) == 9, result
 
 
 @pytest.mark.truth
 def test_a_gpu_that_fails_in_the_sweep_ends_as_expected_on_the_stand_in(tmp_path):
     fails = H100.slower(2000, host=20).with_(fails_at=9000)
-    found = verdicts(on_the_double(tmp_path, fails, "tests/gpu/test_programs.py", "-k", "lost"))
-    assert found == {"a gpu that is lost in the sweep": "ok"}
+    result = verdicts(on_the_double(tmp_path, fails, "tests/gpu/test_programs.py", "-k", "lost"))
+    assert result == {"a gpu that is lost in the sweep": "ok"}
 
 
 class Judged(list):

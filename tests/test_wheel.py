@@ -105,5 +105,5 @@ def test_completes_words_and_options_in_bash(call, tmp_path):
         'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _boundby; echo "${COMPREPLY[@]}"; }; '
         "ask boundby tra; ask boundby trace --gr"
     )
-    found = subprocess.run(["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True)
-    assert found.stdout == "train trace\n--group-by\n" or found.stdout == "trace train\n--group-by\n", found.stderr
+    result = subprocess.run(["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout == "train trace\n--group-by\n" or result.stdout == "trace train\n--group-by\n", result.stderr

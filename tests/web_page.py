@@ -19,7 +19,7 @@ class WebPage(HTMLParser):
         self._section = ""
         self.feed(text)
         self.close()
-        self.sections = {key: " ".join(each.split()) for key, each in self.sections.items()}
+        self.sections = {key: " ".join(item.split()) for key, item in self.sections.items()}
 
     @property
     def text(self) -> str:

@@ -5,6 +5,7 @@ decides by kinds, settings and numbers; the sentences that people read are made 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -45,7 +46,6 @@ PLAIN: dict[Bound, str] = {
     "launch": "dispatch overhead",
     "transfer": "copying the input to the device",
     "input": "preparing the input",
-    "compute": "compute",
     "optimizer": "the optimizer",
     "under_utilised": "work too small for this machine",
     "mixed": "several things at once",
@@ -70,7 +70,7 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What is known of one kind of fix: its words, the bounds it can help with (() is any) and what to try.
+    """What `changes.toml` knows of one kind of fix: its words, the bounds it can help with (() is any), what to try.
 
     `words` and `tried` (how a trial of it is called) may name its settings in braces. `is_bounded`: what it could gain
     can be told.
@@ -83,269 +83,7 @@ class Change(msgspec.Struct, frozen=True):
     is_bounded: bool = True
 
 
-CHANGES: dict[str, Change] = {
-    # of one forward
-    "remove_padding": Change("remove padding", ARITHMETIC, tried="no padding"),
-    "better_kernels": Change("better kernels for these shapes", ARITHMETIC),
-    "dtype": Change("run in {dtype}", ARITHMETIC, tried="{dtype}"),
-    "matmul_precision": Change("float32 matmul at precision '{precision}'", ARITHMETIC, tried="precision {precision}"),
-    "batch_size": Change("use batch size {batch_size}", tried="batch size {batch_size}"),
-    "double_batch": Change("double the batch", ("under_utilised", "launch", "optimizer"), tried="the batch doubled"),
-    "threads": Change("{threads} of {instead_of} threads"),
-    "overlap_input": Change("tokenize in a background worker"),
-    "issue_at_once": Change("launch the work at once (CUDA graphs, torch.compile)", tried="replayed as a CUDA graph"),
-    "fuse_operators": Change("fuse operators (torch.compile)"),
-    # of a loop, as they are tried
-    "worker_processes": Change("load the input in worker processes", ("input",), tried="{workers} worker processes"),
-    "pin_memory": Change("pin the memory of the input", ("transfer",), tried="pinned memory"),
-    "autocast": Change("compute in bfloat16 (torch.autocast)", ARITHMETIC, tried="bfloat16 autocast"),
-    "fused_optimizer": Change("use a fused optimizer (fused=True)", ("optimizer",), tried="fused optimizer"),
-    "other": Change("{words}"),
-    # of a loop, by what its trace or its stages show
-    "load_ahead": Change(
-        "prepare the input ahead (DataLoader workers, prefetching, pinned memory)",
-        ("input",),
-        (
-            "DataLoader(num_workers=2 to 8 per GPU, persistent_workers=True, prefetch_factor=2 or more)",
-            "DataLoader(pin_memory=True) and .to(device, non_blocking=True): the copy then runs beside the computation",
-            "tokenize, decode and resize once, before the loop",
-        ),
-    ),
-    "tokenize_ahead": Change(
-        "tokenize ahead (once before the loop, or in other processes)",
-        ("input",),
-        (
-            "tokenize the whole set once, before the loop, and keep the numbers",
-            "a fast tokenizer (use_fast=True), a list of texts per call; DataLoader(num_workers=2 or more) around it",
-            "sort texts by length where their order does not matter: less padding for the same texts",
-        ),
-    ),
-    "stay_asynchronous": Change(
-        "take the waits for the device out of the loop (.item(), .cpu(), printing)",
-        ("launch",),
-        (
-            "take .item(), .cpu(), .tolist(), print() and `if tensor:` out of the loop; log every n-th step only",
-            "add up losses and metrics on the device and fetch them at the end",
-            'torch.cuda.set_sync_debug_mode("warn") names the lines that wait',
-        ),
-    ),
-    "launch_less": Change(
-        "launch less and sooner (torch.compile, CUDA graphs, larger batches)",
-        ("launch",),
-        (
-            'torch.compile(model, mode="reduce-overhead"), or a CUDA graph, where shapes are fixed',
-            "larger batches: as many launches do more work",
-            "fused optimizers (fused=True), and less Python between the operators",
-        ),
-    ),
-    "do_less_between": Change(
-        "do less between the operators (torch.compile, less Python in the loop)",
-        ("launch",),
-        (
-            "torch.compile: fewer operators, and less Python between them",
-            "larger batches: the same Python for more work",
-            "the flame graph and stacks.txt name the Python lines",
-        ),
-    ),
-    "shorten_python": Change(
-        "do less in Python, or do it before or beside the loop",
-        ("launch",),
-        (
-            "move it before the loop, to every n-th step, or to another process; vectorize what remains",
-            "with a device: issue the next work first, and do the rest while the device is busy with it",
-            "where it has no name: record Python stacks (with_stack), or mark it with torch.profiler.record_function",
-        ),
-    ),
-    "collect_rarely": Change(
-        "collect garbage rarely, and outside of the loop",
-        ("launch",),
-        (
-            "gc.disable() in the loop and gc.collect() every n-th step, or gc.freeze() before it",
-            "look for reference cycles that keep tensors alive: they are what makes the collector run",
-        ),
-    ),
-    "save_beside": Change(
-        "save less often, or beside the loop",
-        ("launch",),
-        (
-            "copy the state to pinned memory and write it from another thread (torch.distributed.checkpoint)",
-            "save every n-th time only, and to a local disk first",
-        ),
-    ),
-    "keep_allocated": Change(
-        "keep memory in the allocator's cache (no empty_cache; expandable segments)",
-        ("launch",),
-        (
-            "PYTORCH_ALLOC_CONF=expandable_segments:True (torch up to 2.9 heeds only PYTORCH_CUDA_ALLOC_CONF)",
-            "no torch.cuda.empty_cache() in the loop",
-            "run the longest batch first, so that the cache holds blocks large enough for all others",
-        ),
-    ),
-    "compile_ahead": Change(
-        "compile before the loop, and keep shapes fixed",
-        ("launch",),
-        (
-            "run every shape once before the part that counts",
-            "pad to a few lengths, or torch.compile(dynamic=True); TORCH_LOGS=recompiles says why it compiles again",
-            "keep the cache from run to run: TORCHINDUCTOR_CACHE_DIR on a disk that stays",
-        ),
-    ),
-    "load_kernels_ahead": Change(
-        "warm up before the part that counts (kernels are loaded at their first use)",
-        ("launch",),
-        (
-            "run every shape once before the loop, or before the first request",
-            "with CUDA, CUDA_MODULE_LOADING=EAGER loads all kernels at the start instead",
-            "record a few steps later: what is done once is no part of the loop",
-        ),
-    ),
-    "free_the_driver": Change(
-        "keep other threads from holding the driver while work is launched",
-        ("launch",),
-        (
-            "allocate pinned memory once, before the loop; pin_memory=True with few workers does so in a thread",
-            "no cudaMalloc, cudaFree (hipMalloc, hipFree) or module loading in other threads meanwhile",
-            "see which other processes use the device (nvidia-smi, amd-smi)",
-        ),
-    ),
-    "fewer_kernels": Change(
-        "fewer and larger kernels (fusion): the pauses lie between the kernels of one graph",
-        ("under_utilised",),
-        (
-            "torch.compile before capturing the graph: fused kernels instead of many small ones",
-            "larger batches: as many kernels do more work",
-        ),
-    ),
-    "launch_together": Change(
-        "launch many kernels at once (CUDA graphs)",
-        ("launch",),
-        (
-            'a CUDA graph, or torch.compile(mode="reduce-overhead"): many kernels follow one launch',
-            "fewer and larger kernels: larger batches, fused operators",
-        ),
-    ),
-    "order_streams": Change(
-        "order the streams so that the device need not wait for an event",
-        ("communication",),
-        (
-            "see which stream is waited for (the trace in a viewer shows it), and begin its work sooner",
-            "give copies and communication streams of their own, and wait only where their result is used",
-        ),
-    ),
-    "hide_communication": Change(
-        "hide communication behind computation",
-        ("communication",),
-        (
-            "overlap it with the backward pass: DistributedDataParallel with bucket_cap_mb tried at 10, 25 and "
-            "100, gradient_as_bucket_view=True; FSDP with prefetching",
-            "communicate less: accumulate gradients under no_sync(), or compress them to bfloat16",
-            "where ranks wait for one another, compare their traces: the slowest has the longest step of its own",
-        ),
-    ),
-    "wait_less": Change(
-        "bring rank {rank} up to the others, which wait for it in their collectives",
-        ("communication",),
-        (
-            "look at the trace of that rank first: what it does for itself is what all others wait for",
-            "even out the work: batches of equal length, no logging or saving on one rank alone",
-        ),
-    ),
-    "hide_copies": Change(
-        "copy from pinned memory without blocking, beside the computation",
-        ("transfer",),
-        (
-            "copy from pinned memory with non_blocking=True, on a stream of its own",
-            "leave on the device what the next step needs again, and convert types there",
-        ),
-    ),
-    "cheaper_update": Change(
-        "make the update cheaper (fused or foreach, where the optimizer has it) or rarer (accumulate gradients)",
-        ("optimizer",),
-        (
-            "fused=True (or foreach=True) in the optimizer; zero_grad(set_to_none=True), which is the default",
-            "accumulate gradients over several batches: one update for all of them",
-            "an optimizer with less state, where the memory for it is what takes the time",
-        ),
-    ),
-    "log_less": Change(
-        "do callbacks, logging and checkpoints less often, or beside the loop",
-        ("under_utilised",),
-        (
-            "log and save every n-th step only, and from another thread or process",
-            "add up losses and metrics on the device; no .item() or print() in each step",
-            "evaluate and save less often, or on part of the data",
-        ),
-    ),
-    "faster_work": Change(
-        "make the work itself faster (larger batches, bfloat16, torch.compile)",
-        ("compute",),
-        (
-            "a larger batch, if memory allows: more work for each operator",
-            "bfloat16 (torch.autocast) and torch.compile, each checked against the loss curve",
-            "the table of operators (op_stats.csv) and the verdict on the trace say which operators to begin with",
-        ),
-        is_bounded=False,
-    ),
-    "clip_on_device": Change(
-        "clip the gradients on their device, in one go",
-        ("optimizer",),
-        (
-            "torch.nn.utils.clip_grad_norm_(parameters, maximum, foreach=True)",
-            "no .item() on the norm, and no loop over parameters in Python; log the norm every n-th step",
-        ),
-    ),
-    "cheaper_schedule": Change(
-        "compute the learning rate more cheaply, or every n-th step",
-        ("optimizer",),
-        ("a table of the rates made before the loop (LambdaLR), or a step of the scheduler every n-th step",),
-    ),
-    "evaluate_less": Change(
-        "evaluate less often, or on part of the data",
-        ("under_utilised",),
-        ("evaluate every n-th step, on a fixed part of the data, under torch.inference_mode()",),
-    ),
-    "generate_faster": Change(
-        "generate the answers faster (more prompts at once, a KV cache, bfloat16, an inference engine)",
-        ("compute", "memory", "launch"),
-        (
-            "more prompts per call of generate(), sorted by length; use_cache=True; bfloat16",
-            "an engine made for generation, fed with the weights of the policy after each update",
-            "several updates of the policy per rollout, where the algorithm allows it",
-        ),
-    ),
-    "score_faster": Change(
-        "score more answers per call, without gradients (reward)",
-        ("compute", "memory", "launch"),
-        ("torch.inference_mode() and bfloat16; rules and remote calls in a pool, beside the next rollout",),
-    ),
-    "lighter_reference": Change(
-        "make the reference cheaper (no gradients, bfloat16, answers of known prompts kept)",
-        ("compute", "memory", "launch"),
-        (
-            "torch.inference_mode() and bfloat16; with LoRA the policy without its adapters is the reference",
-            "keep its log-probabilities where the same answers are used again",
-        ),
-    ),
-    "mark_stages": Change(
-        "mark more of the loop",
-        steps=(
-            "mark more of the loop: with profiler.stage(name)",
-            "look into the trace: what is between the stages there",
-        ),
-        is_bounded=False,
-    ),
-    "record_more": Change(
-        "record what the host did",
-        steps=(
-            "record Python stacks (with_stack), or mark the program with torch.profiler.record_function",
-            "see whether other processes use the cores or the device",
-        ),
-        is_bounded=False,
-    ),
-    "leave_out": Change("take out what the loop does in no stage"),
-    "shorten_stage": Change("shorten {stage}"),
-    "straggler": Change("bring rank {rank} up to the others ({stage})"),
-}
+CHANGES = msgspec.toml.decode(Path(__file__).with_name("changes.toml").read_bytes(), type=dict[str, Change])
 # What helps against each cause of lost time in a trace: idling, and communication and copies that nothing hides.
 OF_CAUSES: dict[str, str] = {
     "input": "load_ahead",

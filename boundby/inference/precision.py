@@ -26,9 +26,9 @@ from torch import nn
 from boundby.inference import fused
 from boundby.inference.reference import in_dtype
 from boundby.machine import (
-    fast_float32_products,
-    has_bfloat16_products,
-    has_int8_products,
+    fast_float32_precision,
+    has_bfloat16_matmul,
+    has_int8_matmul,
     is_gpu,
     is_host,
     matmul_precision,
@@ -142,7 +142,7 @@ def to_int8(model: nn.Module) -> None:
     Raises ValueError where there is none, or the device has no int8 matmul.
     """
     device = next(model.parameters()).device
-    if not has_int8_products(device):
+    if not has_int8_matmul(device):
         raise ValueError(f"this {device.type.upper()} has no products of eight bits (VNNI, AMX) that torch can use")
     if not _linear_layers(model):
         raise ValueError("it has no linear layers to put into int8")
@@ -277,7 +277,7 @@ class Precision:
     @contextlib.contextmanager
     def active(self, device: torch.device) -> Iterator[None]:
         """Set the float32 products of the process as this precision wants them, and set them back."""
-        wanted = fast_float32_products(device) if self.fast_products else None
+        wanted = fast_float32_precision(device) if self.fast_products else None
         with matmul_precision(wanted) if wanted else contextlib.nullcontext():
             yield
 
@@ -301,7 +301,7 @@ def available(device: torch.device) -> tuple[Precision, ...]:
 
     bfloat16 and int8 need matmul of their own. float16 is left out: models trained in bfloat16 overflow in it.
     """
-    has = {"bfloat16": has_bfloat16_products(device), "int8": has_int8_products(device)}
+    has = {"bfloat16": has_bfloat16_matmul(device), "int8": has_int8_matmul(device)}
     has |= {"float32_prepacked": can_prepack(device), "float16": False}
     return tuple(precision for name, precision in PRECISIONS.items() if has.get(name, True))
 

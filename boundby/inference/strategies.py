@@ -18,7 +18,7 @@ from boundby.inference.batches import Tokens, collate, on_device, packs, token_b
 from boundby.inference.precision import Precision
 from boundby.inference.reference import float32_head, padding_id
 from boundby.inference.rotary import Rotary, rotary_of
-from boundby.machine import COMPILE_OPTIONS, has_bfloat16_products, is_gpu, is_host, use_private_cache
+from boundby.machine import COMPILE_OPTIONS, has_bfloat16_matmul, is_gpu, is_host, use_private_cache
 
 HALF = (torch.bfloat16, torch.float16)
 BACKEND = "inductor"
@@ -241,7 +241,7 @@ def candidates(
         takes_ours = packs and getattr(model, "_supports_attention_backend", True)
         if takes_ours and is_gpu(model.device):
             # The kernel for variable lengths is FlashAttention's: half precision, from Ampere on.
-            if precision.dtype in HALF and packing.has_varlen() and has_bfloat16_products(model.device):
+            if precision.dtype in HALF and packing.has_varlen() and has_bfloat16_matmul(model.device):
                 ways.append(("varlen", partial(Packed, attention=packing.VARLEN)))
             ways.append(("efficient", partial(Packed, attention=packing.EFFICIENT)))
         if takes_ours and is_host(model.device):

@@ -14,7 +14,7 @@ from boundby import files
 from boundby.layers.ranking import Ranked, blocks, by_self_time, label
 from boundby.layers.records import Coverage, LayerProfile, ModelProfile
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MOST_BOTTLENECKS = 5
 
 

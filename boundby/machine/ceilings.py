@@ -2,19 +2,20 @@
 
 Data sheets are no substitute: they quote sparse figures, and tables that match names miss (docs/method.md). A limit is
 what the machine can do, so the best of several blocks counts (Chen & Revels 2016); `low` is their median, which tells
-how sure that is. Square matrix products set the peak; bytes/s are those of copy and addition, whichever is faster.
+how sure that is. Square matmuls set the peak; bytes/s are those of copy and addition, whichever is faster.
 """
 
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
 import torch
 
 from boundby import files
@@ -31,151 +32,28 @@ from boundby.machine.device import (
     synchronizer,
 )
 from boundby.machine.disturbance import HostCounters, Watch
+from boundby.machine.records import NEW, Ceilings, ComputeCeiling, MemoryCeiling, SharedCache
 from boundby.machine.sampler import Source
 from boundby.timing import QUEUE_DEPTH, Timer, Work
-from boundby.work import Interval, Limits
 
-SCHEMA_VERSION = 3  # 2: sizes of caches are measured; 3: a GPU's products are sustained
-T = TypeVar("T")
+SCHEMA_VERSION = 3  # 3: a GPU's matmuls are sustained
 BUDGET_S = 5.0  # twice on a disturbed machine
 OVERRUN = 1.4  # of the budget, after which what can be left out is
 BLOCKS = 7
 BLOCK_S = 0.01  # long beside the clock and the wait for the device
-# Of products on a GPU, after the short blocks: its power controller acts only after some tenths of a second, and lowers
+# Of matmuls on a GPU, after the short blocks: its power controller acts only after some tenths of a second, and lowers
 # the clock then. The second half counts.
 SUSTAINED_S, SUSTAINED_BLOCK_S = 1.0, 0.1
-PRECISIONS = ("highest", "high", "medium")  # of float32 matrix products, torch.set_float32_matmul_precision
+PRECISIONS = ("highest", "high", "medium")  # of float32 matmuls, torch.set_float32_matmul_precision
 GPU_PRECISIONS = ("highest", "high")  # "medium" is TF32 there, too (`at::Context::allowTF32CuBLAS`)
-HOST_SIZES, GPU_SIZES = (256, 512, 1024, 2048), (2048, 4096, 8192)  # of the products
+HOST_SIZES, GPU_SIZES = (256, 512, 1024, 2048), (2048, 4096, 8192)  # of the matrices
 HOST_DTYPES, GPU_DTYPES = ("float32", "bfloat16"), ("float32", "bfloat16", "float16")
 LEAST_MEMORY_BYTES = 256 * 2**20
 LARGEST_SHARE_OF_MEMORY = 0.25
 DROP = 1.5  # from one level to the next, to be one
 FLAT = 1.15  # between neighbouring sizes beyond every cache
 ASSUMED_CACHE_BYTES = (512 * 2**10, 32 * 2**20)  # of a CPU that does not tell
-NEW = "new memory"
 TINY_OPERATORS = 500  # fewer than a GPU's launch queue takes
-
-
-@dataclass(frozen=True)
-class ComputeCeiling:
-    """FLOP/s of matrix products in one dtype under one setting; `relative_error` is against float64.
-
-    On a GPU they are what it sustains for a second, `burst_flops_per_s` what it reaches before it is warm, and the
-    clock and NVML's bit mask of what lowered it are those of that second; None where they are not known.
-    """
-
-    dtype: str
-    precision: str | None
-    is_configured: bool
-    flops_per_s: float
-    low: float
-    size: int
-    relative_error: float
-    burst_flops_per_s: float | None = None
-    sm_clock_mhz: float | None = None
-    clock_event_reasons: int | None = None
-
-
-@dataclass(frozen=True)
-class MemoryCeiling:
-    """Bytes/s, read and written, while everything touched has `working_set_bytes`.
-
-    The level `new memory` is what writing to memory reaches that was just asked from the system, page after page.
-    """
-
-    level: str
-    working_set_bytes: int
-    bytes_per_s: float
-    low: float
-    operation: str
-
-
-@dataclass(frozen=True)
-class SharedCache:
-    """The bytes of a CPU's last cache: as the machine reports it, and beyond which bytes/s really drop.
-
-    A virtual machine reports the host's, of which it has a share. `measured_bytes` is None where nothing drops.
-    """
-
-    reported_bytes: int
-    measured_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """All limits of one machine under one number of threads.
-
-    `ladder` has bytes/s by growing working sets beyond the private caches, from which the levels in `memory` and
-    `shared_cache` are read; none on a GPU. `cut` names what the budget left out.
-    """
-
-    device: dict[str, Any]
-    compute: tuple[ComputeCeiling, ...]
-    memory: tuple[MemoryCeiling, ...]
-    dispatch_s: float
-    dispatch_high_s: float
-    seconds: float
-    doubts: tuple[str, ...] = ()
-    ladder: tuple[MemoryCeiling, ...] = ()
-    shared_cache: SharedCache | None = None
-    cut: tuple[str, ...] = ()
-
-    def configured(self, dtype: str) -> ComputeCeiling | None:
-        """Return the limit in this dtype with the settings in use, or None where it was not measured."""
-        return next((ceiling for ceiling in self.compute if ceiling.dtype == dtype and ceiling.is_configured), None)
-
-    def best(self, dtype: str | None = None) -> ComputeCeiling:
-        """Return the highest limit in this dtype, or in any."""
-        return max(
-            (ceiling for ceiling in self.compute if dtype in (None, ceiling.dtype)),
-            key=lambda ceiling: ceiling.flops_per_s,
-        )
-
-    def limits(self, dtype: str) -> Limits | None:
-        """Return what a verdict compares with: the limits of this dtype with the settings in use, None without any.
-
-        A higher limit, of coarser products, is none for work that must not use them.
-        """
-        product = self.configured(dtype)
-        if product is None:
-            return None
-        new = next((_interval(ceiling) for ceiling in self.memory if ceiling.level == NEW), None)
-        return Limits(
-            flops_per_s=Interval(product.flops_per_s, product.low, product.flops_per_s),
-            bytes_per_s=tuple(self._by_size()),
-            dispatch_s=Interval(self.dispatch_s, self.dispatch_s, self.dispatch_high_s),
-            new_bytes_per_s=new,
-        )
-
-    def _by_size(self) -> Iterator[tuple[int, Interval]]:
-        """Yield bytes/s by size: what a larger working set reaches, a smaller one does."""
-        levels = [ceiling for ceiling in self.memory if ceiling.level != NEW]
-        known = [*levels[:1], *self.ladder] if self.ladder else levels
-        for place, ceiling in enumerate(known):
-            yield ceiling.working_set_bytes, _interval(max(known[place:], key=lambda each: each.bytes_per_s))
-
-    def joined(self, again: "Ceilings") -> "Ceilings":
-        """Return what two measurements say: the one that nothing disturbed, else the higher of both for each limit."""
-        if not again.doubts:
-            return again
-        return replace(
-            again,
-            compute=_higher(
-                self.compute, again.compute, lambda each: (each.dtype, each.precision), lambda each: each.flops_per_s
-            ),
-            memory=_higher(self.memory, again.memory, lambda each: each.level, lambda each: each.bytes_per_s),
-            ladder=_higher(
-                self.ladder, again.ladder, lambda each: each.working_set_bytes, lambda each: each.bytes_per_s
-            ),
-            dispatch_s=min(self.dispatch_s, again.dispatch_s),
-            dispatch_high_s=min(self.dispatch_high_s, again.dispatch_high_s),
-            seconds=self.seconds + again.seconds,
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def usual_dtypes(device: torch.device) -> tuple[str, ...]:
@@ -199,7 +77,7 @@ def cached(folder: Path, device: torch.device, dtypes: Sequence[str]) -> tuple[C
             ceilings = ceilings.joined(measure(device, dtypes=dtypes))
     if not ceilings.doubts:
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(path, ceilings.as_dict())
+        files.write_json(path, ceilings)
     return ceilings, path, True
 
 
@@ -215,7 +93,7 @@ def measure(
     """Return the limits of `device`, measured within about `budget_s`; the settings in use are left as they were.
 
     What the settings in use allow comes first; other settings are left out, and named, where the budget is used up. On
-    a GPU each limit of products takes a second more; `source` reads its clocks meanwhile, by default NVML.
+    a GPU each matmul limit takes a second more; `source` reads its clocks meanwhile, by default NVML.
     """
     timer = timer or Timer(synchronize=synchronizer(device))
     watch = (watch or Watch(HostCounters())).start()
@@ -225,8 +103,8 @@ def measure(
     bench = _Bench(device, timer, slot_s=budget_s / (2 * points + 8), deadline=start + OVERRUN * budget_s)
     bench.source = source or gpu_source(device) if is_gpu(device) else None
     with torch.inference_mode():
-        dispatch = bench.dispatch()
-        products = [bench.product(dtype, *_in_use(dtype)) for dtype in wanted]
+        dispatch, in_use = bench.dispatch(), float32_precision()
+        matmuls = [bench.matmul(dtype, in_use if dtype == "float32" else None, True) for dtype in wanted]
         ladder: list[MemoryCeiling] = []
         cache: SharedCache | None = None
         if is_host(device):
@@ -239,14 +117,17 @@ def measure(
             memory += [*([shared] if shared else []), beyond, bench.new_memory(beyond)]
         else:
             memory = [bench.memory(level, size) for level, size in _device_sizes(device)]
-        products += bench.other_precisions() if "float32" in wanted else []
-    events = functools.reduce(operator.or_, (each.clock_event_reasons or 0 for each in products))
+        matmuls += bench.other_precisions() if "float32" in wanted else []
+    events = functools.reduce(operator.or_, (matmul.clock_event_reasons or 0 for matmul in matmuls))
     conditions = replace(watch.stop(), gpu_clock_event_reasons=events)
     seen = "; ".join(disturbance.text for disturbance in conditions.disturbances(busy_threads(device)))
     return Ceilings(
         device=describe(device),
         compute=tuple(
-            sorted(products, key=lambda each: (wanted.index(each.dtype), PRECISIONS.index(each.precision or "highest")))
+            sorted(
+                matmuls,
+                key=lambda matmul: (wanted.index(matmul.dtype), PRECISIONS.index(matmul.precision or "highest")),
+            )
         ),
         memory=tuple(memory),
         dispatch_s=dispatch[0],
@@ -265,37 +146,18 @@ def levels(ladder: Sequence[MemoryCeiling]) -> tuple[MemoryCeiling | None, Memor
     The cache reaches to the last size before bytes/s fall below the geometric mean of its best and of the largest
     size's; there is none where they do not fall by `DROP`.
     """
-    beyond = replace(ladder[-1], level="memory")
+    beyond = msgspec.structs.replace(ladder[-1], level="memory")
     best = max(ladder, key=lambda ceiling: ceiling.bytes_per_s)
     if best.bytes_per_s < DROP * beyond.bytes_per_s:
         return None, beyond
     fallen = math.sqrt(best.bytes_per_s * beyond.bytes_per_s)
-    after = (place for place, each in enumerate(ladder) if each.bytes_per_s < fallen and place > ladder.index(best))
+    after = (index for index, level in enumerate(ladder) if level.bytes_per_s < fallen and index > ladder.index(best))
     size = ladder[next(after) - 1].working_set_bytes
-    return replace(best, level="shared cache", working_set_bytes=size), beyond
-
-
-def _interval(ceiling: MemoryCeiling) -> Interval:
-    return Interval(ceiling.bytes_per_s, ceiling.low, ceiling.bytes_per_s)
+    return msgspec.structs.replace(best, level="shared cache", working_set_bytes=size), beyond
 
 
 def _precisions(device: torch.device) -> tuple[str, ...]:
     return GPU_PRECISIONS if is_gpu(device) else PRECISIONS
-
-
-def _in_use(dtype: str) -> tuple[str | None, bool]:
-    """Return the setting of products in use in a dtype, and that it is."""
-    return (float32_precision() if dtype == "float32" else None), True
-
-
-def _higher(
-    first: Sequence[T], second: Sequence[T], name: Callable[[T], object], rate: Callable[[T], float]
-) -> tuple[T, ...]:
-    """Return the higher of both for each name, in the order of the first; what only one has is its own."""
-    best: dict[object, T] = {}
-    for each in (*first, *second):
-        best[name(each)] = max((best.get(name(each), each), each), key=rate)
-    return tuple(best.values())
 
 
 class _Bench:
@@ -308,7 +170,7 @@ class _Bench:
         self._queue = device_queue(device)
 
     def other_precisions(self) -> Iterator[ComputeCeiling]:
-        """Yield the limits of float32 products under the settings that are not in use, while the budget lasts."""
+        """Yield the limits of float32 matmuls under the settings that are not in use, while the budget lasts."""
         in_use = float32_precision()
         for precision in reversed(_precisions(self.device)):  # the coarsest is the one that may gain
             if precision == in_use or (is_gpu(self.device) and precision == "high" and in_use == "medium"):
@@ -317,7 +179,7 @@ class _Bench:
                 self.cut.append(f"float32 matmul at precision '{precision}'")
                 continue
             with matmul_precision(precision):
-                yield self.product("float32", precision, False)
+                yield self.matmul("float32", precision, False)
 
     def ladder(self, size: int, reported: int) -> Iterator[MemoryCeiling]:
         """Yield bytes/s of growing working sets, until they no longer fall: beyond every cache.
@@ -339,8 +201,8 @@ class _Bench:
                 self.cut.append(f"bytes/s of {size // 2**20} MiB and more")
                 return
 
-    def product(self, dtype: str, precision: str | None, is_configured: bool) -> ComputeCeiling:
-        """Time products of growing size while the next one fits into the slot, and return the best.
+    def matmul(self, dtype: str, precision: str | None, is_configured: bool) -> ComputeCeiling:
+        """Time matmuls of growing size while the next one fits into the slot, and return the best.
 
         The right factor is transposed, as the weight of a linear layer is: some CPUs multiply bfloat16 seven times
         faster that way.
@@ -367,8 +229,10 @@ class _Bench:
         if not is_gpu(self.device):
             return ComputeCeiling(dtype, precision, is_configured, best[0], best[1], best[2], error)
         rates, readings = self._sustained(work, 2 * largest**3, best[0])
-        clocks = [each["gpu_sm_clock_mhz"] for each in readings if "gpu_sm_clock_mhz" in each]
-        events = [int(each["gpu_clock_event_reasons"]) for each in readings if "gpu_clock_event_reasons" in each]
+        clocks = [reading["gpu_sm_clock_mhz"] for reading in readings if "gpu_sm_clock_mhz" in reading]
+        events = [
+            int(reading["gpu_clock_event_reasons"]) for reading in readings if "gpu_clock_event_reasons" in reading
+        ]
         return ComputeCeiling(
             dtype,
             precision,
@@ -463,7 +327,7 @@ class _Bench:
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Set how float32 matrix products may be rounded, and set it back."""
+    """Set how float32 matrix matmuls may be rounded, and set it back."""
     before = float32_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -505,7 +369,7 @@ def _touched(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _relative_error(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the largest error of the product, over its largest value, against float64."""
+    """Return the largest error of the matmul, over its largest value, against float64."""
     exact = left.double() @ right.double()
     return float(((left @ right).double() - exact).abs().max() / exact.abs().max())
 

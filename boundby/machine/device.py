@@ -56,10 +56,10 @@ def pick_device(name: str = "auto") -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError(f"device {name!r} is not there: torch {torch.__version__} ({built_for()}) sees no GPU")
+            raise ValueError(f"device {name!r} is not available: torch {torch.__version__} ({built_for()}) sees no GPU")
         index = device.index or 0
         if index >= torch.cuda.device_count():
-            raise ValueError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPU(s)")
+            raise ValueError(f"device {name!r} is not available: torch sees {torch.cuda.device_count()} GPU(s)")
         return torch.device("cuda", index)
     return device
 
@@ -107,7 +107,7 @@ def busy_threads(device: torch.device) -> int:
     return torch.get_num_threads() if is_host(device) else 1
 
 
-def has_bfloat16_products(device: torch.device) -> bool:
+def has_bfloat16_matmul(device: torch.device) -> bool:
     """Tell whether the device multiplies in bfloat16, rather than emulating it slower than float32 (T4, V100)."""
     if is_gpu(device):
         with made_current(device):  # which is the one that torch asks
@@ -115,7 +115,7 @@ def has_bfloat16_products(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def has_float16_products(device: torch.device) -> bool:
+def has_float16_matmul(device: torch.device) -> bool:
     """Tell whether the device multiplies in float16 faster than in float32: GPUs from Volta on, a few CPUs."""
     if is_gpu(device):
         return bool(runtime(device).get_device_properties(device).major >= LEAST_FLOAT16_MAJOR)
@@ -124,16 +124,16 @@ def has_float16_products(device: torch.device) -> bool:
 
 
 def multiplies_in(device: torch.device, dtype: str) -> bool:
-    """Tell whether the device has products of this dtype, rather than emulating them slower than those of float32."""
-    known = {"bfloat16": has_bfloat16_products, "float16": has_float16_products}
+    """Tell whether the device computes matmuls in this dtype itself, not emulated and slower than in float32."""
+    known = {"bfloat16": has_bfloat16_matmul, "float16": has_float16_matmul}
     return known[dtype](device) if dtype in known else True
 
 
-def has_int8_products(device: torch.device) -> bool:
-    """Tell whether the device adds up products of eight bits in 32 bits, as VNNI and AMX do on a CPU.
+def has_int8_matmul(device: torch.device) -> bool:
+    """Tell whether the device accumulates int8 matmuls in 32 bits, as VNNI and AMX do on a CPU.
 
     Other CPUs add in 16 bits and saturate, and so does oneDNN where it is told to use less than the CPU has: hence the
-    largest products are tried, too.
+    largest values are tried, too.
     """
     if not is_host(device) or not (torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported()):
         return False
@@ -141,13 +141,13 @@ def has_int8_products(device: torch.device) -> bool:
     return bool((torch._int_mm(largest, largest.t().contiguous()) == 64 * 127**2).all())
 
 
-def fast_float32_products(device: torch.device) -> str | None:
-    """Return torch's matmul precision with the fastest float32 products of the device; None where all are alike."""
+def fast_float32_precision(device: torch.device) -> str | None:
+    """Return torch's matmul precision that is fastest for float32 on this device; None where all are alike."""
     return {"cpu": "medium", "cuda": "high"}.get(device.type)
 
 
 def float32_precision() -> str:
-    """Return torch's precision of float32 products: "highest", "high" or "medium".
+    """Return torch's precision of float32 matmuls: "highest", "high" or "medium".
 
     Torch's own function raises where the precision was set through `torch.backends`, as transformers does for `tf32`.
     """
@@ -345,14 +345,14 @@ def is_sticky(error: BaseException) -> bool:
 
 def _sticky(error: BaseException | None) -> BaseException | None:
     """Return the first of the errors that `error` came of, itself included, that is sticky; a loss if one is known."""
-    found = None
-    while error is not None and not isinstance(found, DeviceLostError):
+    cause = None
+    while error is not None and not isinstance(cause, DeviceLostError):
         is_of_device = isinstance(error, getattr(torch, "AcceleratorError", ()))
         has_code = is_of_device and getattr(error, "error_code", None) in STICKY_CODES
         if isinstance(error, DeviceLostError) or has_code or STICKY_TEXTS.search(str(error)):
-            found = error
+            cause = error
         error = error.__cause__ or error.__context__
-    return found
+    return cause
 
 
 def raise_if_lost(error: BaseException, point: str | None = None) -> None:

@@ -56,7 +56,6 @@ class Conditions:
     stolen_share: float | None = None
     throttled_s: float | None = None
     switches_per_s: float | None = None
-    load: float | None = None
     slowdown: float | None = None
     gpu_clock_event_reasons: int | None = None
     gpu_processes: int | None = None
@@ -171,7 +170,7 @@ class HostCounters:
         if start.throttled_s is not None and end.throttled_s is not None:
             throttled = end.throttled_s - start.throttled_s
         switches_per_s = (end.switches - start.switches) / seconds
-        return Conditions(seconds, cores, foreign, stolen, throttled, switches_per_s, self._load())
+        return Conditions(seconds, cores, foreign, stolen, throttled, switches_per_s)
 
     def _stat(self) -> tuple[float | None, float | None]:
         """Return the seconds in which these cores were busy, and in which the hypervisor ran others instead."""
@@ -200,12 +199,6 @@ class HostCounters:
             if name in pairs:
                 return int(pairs[name]) * unit
         return None
-
-    def _load(self) -> float | None:
-        try:
-            return float((self.proc / "loadavg").read_text().split()[0])
-        except (OSError, ValueError, IndexError):
-            return None
 
 
 class Reference:

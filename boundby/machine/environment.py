@@ -222,8 +222,8 @@ def _cpu_fact(*names: str) -> str:
 
 def _gpus() -> dict[str, Any]:
     """Return `gpus` and `driver`; an empty list with `gpus_reason` where no driver's library answers."""
-    found = _nvidia_gpus()
-    return found if found["gpus"] else _amd_gpus() or found
+    nvidia = _nvidia_gpus()
+    return nvidia if nvidia["gpus"] else _amd_gpus() or nvidia
 
 
 def _amd_gpus() -> dict[str, Any] | None:
@@ -288,11 +288,11 @@ def _nvidia_gpu(nvml: Any, handle: Any) -> tuple[dict[str, Any], list[str]]:
         return {name: answer}
 
     def parts() -> list[str]:
-        found = []
+        names = []
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if nvml.nvmlDeviceGetMigMode(handle)[0] else 0):
             with contextlib.suppress(nvml.NVMLError):  # as many as there could be
-                found.append(_text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
-        return sorted(found)
+                names.append(_text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
+        return sorted(names)
 
     card = {
         "name": _text(nvml.nvmlDeviceGetName(handle)),

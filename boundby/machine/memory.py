@@ -21,26 +21,11 @@ from torch.utils._pytree import tree_leaves
 from boundby.formatting import Missing
 from boundby.machine.device import allocator, is_gpu
 from boundby.machine.environment import memory_limit_bytes
+from boundby.machine.records import MemoryUse
 from boundby.work import Interval
 
 NEAR_LIMIT = 0.9  # of the device's or the process's memory
 CPU_REASON = "the CPU allocator keeps no statistics"
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes at the end of a block and at its peak. A field that this device cannot give is None; `reasons` say why."""
-
-    device_allocated_bytes: int | None
-    device_reserved_bytes: int | None
-    device_peak_allocated_bytes: int | None
-    device_peak_reserved_bytes: int | None
-    device_total_bytes: int | None
-    device_before_bytes: int | None
-    process_bytes: int
-    process_peak_bytes: int | None
-    reasons: tuple[str, ...]
-    doubts: tuple[str, ...]
 
 
 def free_bytes(device: torch.device) -> int:
@@ -98,8 +83,9 @@ class MemoryMeter:
         doubts = _near("main memory", peak or resident, memory_limit_bytes())
         device = self._allocator
         if device is None:
-            nothing = (None, None, None, None, None, None)
-            return MemoryUse(*nothing, resident, peak, (CPU_REASON, *reasons), tuple(doubts))
+            return MemoryUse(
+                process_bytes=resident, process_peak_bytes=peak, reasons=(CPU_REASON, *reasons), doubts=tuple(doubts)
+            )
         return MemoryUse(
             device_allocated_bytes=device.allocated,
             device_reserved_bytes=device.reserved,
@@ -147,22 +133,22 @@ class Demand:
 
     @functools.cached_property
     def _columns(self) -> tuple[np.ndarray, np.ndarray]:
-        fixed, each = np.array(self.changes).T
-        return fixed, each
+        fixed, per_sample = np.array(self.changes).T
+        return fixed, per_sample
 
     @functools.cached_property
     def _blocks(self) -> frozenset[tuple[float, float]]:
-        return frozenset((fixed, each) for fixed, each in self.changes if each > 0)
+        return frozenset((fixed, per_sample) for fixed, per_sample in self.changes if per_sample > 0)
 
     def live_bytes(self, samples: int, below: float = math.inf) -> float:
         """Return the most bytes live at any moment of a batch, or those of blocks of less than `below` bytes."""
-        fixed, each = self._columns
-        sizes = fixed + samples * each
+        fixed, per_sample = self._columns
+        sizes = fixed + samples * per_sample
         return float(np.where(np.abs(sizes) < below, sizes, 0.0).cumsum().max())
 
     def most_small_bytes(self, samples: int, below: float) -> float:
         """Return the most bytes live in blocks of less than `below`, in any batch up to this one."""
-        last = {int((below - fixed - 1) / each) for fixed, each in self._blocks}
+        last = {int((below - fixed - 1) / per_sample) for fixed, per_sample in self._blocks}
         return max(self.live_bytes(size, below) for size in (samples, *(size for size in last if 0 < size < samples)))
 
 
@@ -177,7 +163,7 @@ class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs))}
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
         out = func(*args, **(kwargs or {}))
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()
@@ -211,7 +197,7 @@ def demand(forward: Callable[[int], object], tokens: int) -> Demand | Missing:
     if not few or [number for number, _ in few] != [number for number, _ in many]:
         return Missing("the model takes other blocks of memory in a batch of another size")
     slopes = [(of_few, (of_many - of_few) / (MANY - FEW)) for (_, of_few), (_, of_many) in zip(few, many, strict=True)]
-    return Demand(tokens, tuple((of_few - FEW * each, each) for of_few, each in slopes))
+    return Demand(tokens, tuple((of_few - FEW * per_sample, per_sample) for of_few, per_sample in slopes))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ MOST_J = 1e15  # that a GPU may have taken: a driver may answer 2**64 - 1 mJ
 
 
 class DeviceLostError(BaseException):
-    """A GPU does nothing more for this process, whatever it is asked; `point` is what was at work.
+    """This process can no longer use its GPU; `point` is what was running.
 
     No `except Exception` stops it, of a model or of a library: each further call would only bring the same error.
     """
@@ -124,7 +124,7 @@ class DriverSource:
                     self.nonsense = {**self.nonsense, quantity: reasons[quantity]}
                     continue
             except Exception as error:  # an older library lacks some; a driver may refuse, or answer what is no number
-                reasons[quantity] = self._told(error)
+                reasons[quantity] = self._reason(error)
                 continue
             if value is None:
                 reasons[quantity] = "the driver lists no process to this container, not even this one"
@@ -143,12 +143,12 @@ class DriverSource:
         try:
             answer = float(self._joules())
         except Exception as error:  # as in `read`
-            raise OSError(self._told(error)) from error
+            raise OSError(self._reason(error)) from error
         if not 0 <= answer <= MOST_J:
             raise OSError(f"{self.library} answered {answer:g} J, which no GPU has taken")
         return answer
 
-    def _told(self, error: Exception) -> str:
+    def _reason(self, error: Exception) -> str:
         """Return what the library says. Raises DeviceLostError where that is the loss of the GPU."""
         reason = f"{self.library}: {error}"
         if isinstance(error, self.error) and (getattr(error, "value", None) == GPU_IS_LOST or "is lost" in str(error)):
@@ -178,12 +178,12 @@ class NvmlSource(DriverSource):
         super().__init__(pynvml.NVMLError)
         self._nvml = pynvml
         pynvml.nvmlInit()
-        self._handle, self._is_part = self._found(uuid)
+        self._handle, self._is_part = self._handle_of(uuid)
         self._whole = self._handle
         if self._is_part:
             self._whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
 
-    def _found(self, uuid: str) -> tuple[Any, bool]:
+    def _handle_of(self, uuid: str) -> tuple[Any, bool]:
         """Return the handle, and whether it is of a part; torch leaves out what the name of either begins with."""
         find = self._nvml.nvmlDeviceGetHandleByUUID
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
@@ -218,7 +218,9 @@ class NvmlSource(DriverSource):
             "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(whole, nvml.NVML_TEMPERATURE_GPU),
             "gpu_memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
             "gpu_clock_event_reasons": self._clock_event_reasons,
-            "gpu_processes": lambda: _others([each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]),
+            "gpu_processes": lambda: _others(
+                [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            ),
         }
 
     def _undivided(self) -> Any:
@@ -246,9 +248,9 @@ class AmdSource(DriverSource):
         self._smi, self._handle = amdsmi, handle
 
     def _joules(self) -> float:
-        found = self._smi.amdsmi_get_energy_count(self._handle)
-        count = _given(found, "energy_accumulator", "power")  # of old, the name was that of something else
-        return count * _given(found, "counter_resolution") / 1e6  # which is in uJ
+        answer = self._smi.amdsmi_get_energy_count(self._handle)
+        count = _given(answer, "energy_accumulator", "power")  # of old, the name was that of something else
+        return count * _given(answer, "counter_resolution") / 1e6  # which is in uJ
 
     def _getters(self) -> dict[str, Callable[[], float | None]]:
         smi, handle = self._smi, self._handle
@@ -261,7 +263,7 @@ class AmdSource(DriverSource):
             ),
             "gpu_temperature_c": lambda: _given({"temperature": self._temperature()}, "temperature"),
             "gpu_memory_used_bytes": lambda: _given(smi.amdsmi_get_gpu_vram_usage(handle), "vram_used") * 2**20,
-            "gpu_processes": lambda: _others([each["pid"] for each in smi.amdsmi_get_gpu_process_list(handle)]),
+            "gpu_processes": lambda: _others([process["pid"] for process in smi.amdsmi_get_gpu_process_list(handle)]),
         }
 
     def _temperature(self) -> Any:
@@ -269,9 +271,9 @@ class AmdSource(DriverSource):
         return self._smi.amdsmi_get_temp_metric(self._handle, kinds.JUNCTION, metrics.CURRENT)
 
 
-def _given(found: Mapping[str, Any], *names: str) -> float:
+def _given(answer: Mapping[str, Any], *names: str) -> float:
     """Return the first of these fields that has a value; raises LookupError where none has, which amdsmi calls N/A."""
-    value = next((found[name] for name in names if found.get(name, "N/A") != "N/A"), None)
+    value = next((answer[name] for name in names if answer.get(name, "N/A") != "N/A"), None)
     if value is None:
         raise LookupError(f"this GPU has no value for {names[0].replace('_', ' ')}")
     return float(value)

@@ -43,7 +43,7 @@ class ExecutionPlanner:
     not representative. A stage holds the inputs of `inputs_in_flight` requests; other arguments are as in `units_of`.
     """
 
-    def __init__(  # noqa: PLR0913  (times, and what only the caller knows of the work)
+    def __init__(
         self,
         metrics: ModelProfile | Report | Chain | Mapping[str, ModelProfile | Report | Chain],
         *,

@@ -53,7 +53,7 @@ class StagedRun:
     outputs: Tensor | None
 
 
-def run(  # noqa: PLR0913  (what to run, how often, and a clock)
+def run(
     model: nn.Module,
     plan: PartitionPlan,
     inputs: Any,

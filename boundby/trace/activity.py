@@ -264,7 +264,7 @@ def _has_deep_queue(trace: Trace, linked: Links, calls: np.ndarray) -> np.ndarra
     return is_deep
 
 
-def _find_own_code(  # noqa: PLR0913  (masks of all events)
+def _find_own_code(
     segments: Segments,
     kind: np.ndarray,
     main: int | None,

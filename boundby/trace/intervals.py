@@ -212,10 +212,10 @@ def _enclosing(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarr
     The enclosing one is the last of those one level further out that began before.
     """
     count = len(start)
-    places = np.arange(count)
-    depth = places - np.searchsorted(np.sort(end), start, side="right")
-    keys = np.sort(depth * count + places)
-    before = np.searchsorted(keys, (depth - 1) * count + places) - 1
+    index = np.arange(count)
+    depth = index - np.searchsorted(np.sort(end), start, side="right")
+    keys = np.sort(depth * count + index)
+    before = np.searchsorted(keys, (depth - 1) * count + index) - 1
     is_inner = depth > 0
     outer = np.where(is_inner, keys[np.maximum(before, 0)] % max(count, 1), ABSENT)
     return outer, ~is_inner | ((depth[outer] == depth - 1) & (end[outer] >= end))

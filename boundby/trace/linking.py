@@ -64,12 +64,12 @@ def _are_backlog(device: np.ndarray, stream: np.ndarray, is_orphan: np.ndarray) 
     """
     if not is_orphan.any():
         return is_orphan
-    places = np.arange(len(device))
-    first_of_device = _first(device, places, ~is_orphan)
+    positions = np.arange(len(device))
+    first_of_device = _first(device, positions, ~is_orphan)
     lane = (device << 32) ^ (stream.astype(np.int64) & 0xFFFFFFFF)
-    first = _first(lane, places, ~is_orphan)
-    first = np.where(first == len(places), first_of_device, first)
-    return is_orphan & (places < first) & (first_of_device < len(places))
+    first = _first(lane, positions, ~is_orphan)
+    first = np.where(first == len(positions), first_of_device, first)
+    return is_orphan & (positions < first) & (first_of_device < len(positions))
 
 
 def _first(group: np.ndarray, places: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -134,7 +134,7 @@ def processor_time_beside() -> float:
     return float(sum(spent.user + spent.system for spent in times))
 
 
-def try_fixes(  # noqa: PLR0913  (a training, what is known of it, and the instruments)
+def try_fixes(
     recipe: Recipe,
     timer: Timer,
     *,

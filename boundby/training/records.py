@@ -8,7 +8,7 @@ import numpy as np
 
 from boundby.capture import Remark
 
-SCHEMA_VERSION = 1  # of every file that a profiled loop writes
+SCHEMA_VERSION = 2  # of every file that a profiled loop writes
 Kind = Literal["step", "stage", "background", "span", "excluded"]
 Status = Literal["running", "finished", "failed"]
 STEP = "step"  # the name of the steps themselves, whose self time is in no stage

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification
 
 from boundby.inference import PredictorOptions, collate, tokenize
-from boundby.machine.device import device_queue, has_bfloat16_products, runtime, synchronizer
+from boundby.machine.device import device_queue, has_bfloat16_matmul, runtime, synchronizer
 from boundby.timing.timer import Timer
 
 MAX_LENGTH = 512
@@ -76,7 +76,7 @@ class Card:
     @property
     def dtype(self) -> torch.dtype:
         """bfloat16 where the GPU multiplies in it."""
-        return torch.bfloat16 if has_bfloat16_products(self.device) else torch.float32
+        return torch.bfloat16 if has_bfloat16_matmul(self.device) else torch.float32
 
     @property
     def dtype_name(self) -> str:

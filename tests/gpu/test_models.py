@@ -23,7 +23,7 @@ from boundby.machine import ceilings
 from boundby.machine.device import describe
 from boundby.work import transformer_flops, transformer_shape
 from boundby.work.attention_mask import unread
-from utils.baseline.inference import InferenceProfiler
+from utils.baseline.inference import InferenceProfiler, SweepSettings
 
 MEASURED = {"ok", "noisy"}  # in so few seconds an interval may be wide
 WHOLE_SET = 369_475  # texts of the pod's dataset
@@ -169,7 +169,9 @@ def test_out_of_memory_in_a_sweep(card, measured):
     card.runtime.set_per_process_memory_fraction(min(1.0, share), card.device)
     try:
         profiler = InferenceProfiler(model, card.tokenizer(), card.device)
-        rows = profiler.profile_multiple_batch_sizes(card.texts(many), [2, many], 3, 512, max_seconds=2.0)
+        rows = profiler.profile_multiple_batch_sizes(
+            card.texts(many), [2, many], 3, 512, settings=SweepSettings(max_seconds=2.0)
+        )
     finally:
         card.runtime.set_per_process_memory_fraction(1.0, card.device)
     with torch.inference_mode():
@@ -188,7 +190,9 @@ def test_out_of_memory_in_a_sweep(card, measured):
 def test_sweep_of_a_classifier(card, measured):
     profiler = InferenceProfiler(card.classifier(), card.tokenizer(), card.device)
     sizes, seconds = card.sizes.batch_sizes, card.sizes.sweep_s
-    rows = profiler.profile_multiple_batch_sizes(card.texts(card.sizes.swept), sizes, 10, 512, max_seconds=seconds)
+    rows = profiler.profile_multiple_batch_sizes(
+        card.texts(card.sizes.swept), sizes, 10, 512, settings=SweepSettings(max_seconds=seconds)
+    )
     assert {row["status"] for row in rows} <= MEASURED, [row["reasons"].get("all") for row in rows]
     rates = {f"batch {row['batch_size']}, texts/s": row["throughput_samples_per_sec_mean"] for row in rows}
     reasons = [row["reasons"].get("device_per_batch_ms") for row in rows if row["device_per_batch_ms"] is None]

@@ -256,7 +256,8 @@ def test_what_a_capture_left_in_the_process_is_a_doubt(device, monkeypatch):
 def test_loads_are_the_mean_over_forwards():
     short, long = count(lambda: (product(), product())), count(lambda: (product(), addition()))
     by_name = {load.name: load for load in loads([short, long])}
-    assert (by_name["aten::mm"].calls, by_name["aten::mm"].flops) == (1.5, 1.5 * PRODUCT_FLOPS)
+    mm = by_name["aten::mm"]
+    assert (mm.calls, mm.flops, mm.weight_bytes, mm.new_bytes) == (1.5, 1.5 * PRODUCT_FLOPS, 1.5 * 2048, 1.5 * 1024)
     assert (by_name["aten::add"].calls, by_name["aten::add"].flops) == (0.5, 0.0)
     add = by_name["aten::add"]
     assert (add.weight_bytes, add.other_bytes, add.new_bytes) == (1024.0, 512.0, 512.0)  # half of both operands

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -76,21 +75,23 @@ def limits(machine: Machine, **options: Any) -> Ceilings:
 
 
 def test_the_peak_is_that_of_the_machine_for_each_dtype_and_setting(machine):
-    found = limits(machine, dtypes=("float32", "bfloat16"))
-    rates = {(each.dtype, each.precision): each.flops_per_s for each in found.compute}
+    machine_limits = limits(machine, dtypes=("float32", "bfloat16"))
+    rates = {(ceiling.dtype, ceiling.precision): ceiling.flops_per_s for ceiling in machine_limits.compute}
     expected = {("float32", "highest"): 2.0**33, ("float32", "high"): 2.0**33, ("float32", "medium"): 2.0**34}
     assert rates == pytest.approx(expected | {("bfloat16", None): 2.0**30})
-    assert [each.precision for each in found.compute if each.is_configured] == ["highest", None]
-    assert found.configured("float32").precision == "highest"
-    assert found.best("float32").precision == "medium"
-    assert found.limits("float32").flops_per_s.value == pytest.approx(2.0**33), "though coarser products are faster"
-    assert found.configured("float16") is None and found.limits("float16") is None
+    assert [ceiling.precision for ceiling in machine_limits.compute if ceiling.is_configured] == ["highest", None]
+    assert machine_limits.configured("float32").precision == "highest"
+    assert machine_limits.best("float32").precision == "medium"
+    assert machine_limits.limits("float32").flops_per_s.value == pytest.approx(2.0**33), (
+        "though coarser products are faster"
+    )
+    assert machine_limits.configured("float16") is None and machine_limits.limits("float16") is None
 
 
 def test_the_cost_of_an_operator_and_the_rates_of_memory_are_those_of_the_machine(machine):
-    found = limits(machine, dtypes=("float32",))
-    assert found.dispatch_s == 2.0**-20
-    by_level = {each.level: each for each in found.memory}
+    machine_limits = limits(machine, dtypes=("float32",))
+    assert machine_limits.dispatch_s == 2.0**-20
+    by_level = {ceiling.level: ceiling for ceiling in machine_limits.memory}
     assert by_level["private cache"].bytes_per_s == pytest.approx(16 * GIB)
     assert by_level["shared cache"].bytes_per_s == pytest.approx(16 * GIB)
     assert by_level["memory"].bytes_per_s == pytest.approx(GIB)
@@ -139,11 +140,11 @@ def test_products_of_a_gpu_are_those_that_it_sustains_with_its_clock(monkeypatch
     gpu = HotGpu(monkeypatch)
     source = Clocks(gpu, slowed)
     timer = Timer(gpu.clock)
-    found = measure(torch.device("cuda"), timer=timer, watch=FakeWatch(), source=source, dtypes=("bfloat16",))
-    [product] = found.compute
+    machine_limits = measure(torch.device("cuda"), timer=timer, watch=FakeWatch(), source=source, dtypes=("bfloat16",))
+    [product] = machine_limits.compute
     assert (product.burst_flops_per_s, product.flops_per_s) == pytest.approx((2.0**46, 0.75 * 2.0**46))
     assert (product.sm_clock_mhz, product.clock_event_reasons) == (1500.0, slowed)
-    assert len(found.doubts) == doubts
+    assert len(machine_limits.doubts) == doubts
 
 
 def test_a_block_of_short_launches_fits_into_the_queue_of_a_gpu(monkeypatch):
@@ -175,8 +176,8 @@ def test_a_gpu_has_one_setting_of_tf32(monkeypatch):
     for in_use, expected in (("highest", ["highest", "high"]), ("medium", ["highest", "medium"])):
         with matmul_precision(in_use):
             settings = {"timer": Timer(gpu.clock), "watch": FakeWatch(), "source": Clocks(gpu, 0)}
-            found = measure(torch.device("cuda"), dtypes=("float32",), **settings)
-        assert [each.precision for each in found.compute] == expected
+            machine_limits = measure(torch.device("cuda"), dtypes=("float32",), **settings)
+        assert [ceiling.precision for ceiling in machine_limits.compute] == expected
 
 
 def test_a_slow_dtype_stops_at_the_size_that_its_slot_allows(machine):
@@ -189,44 +190,37 @@ def test_a_slow_dtype_stops_at_the_size_that_its_slot_allows(machine):
 
 def test_the_settings_in_use_are_left_as_they_were(machine):
     with matmul_precision("high"):
-        found = limits(machine, dtypes=("float32",))
+        machine_limits = limits(machine, dtypes=("float32",))
         assert torch.get_float32_matmul_precision() == "high"
     assert torch.get_float32_matmul_precision() == "highest"
-    assert found.configured("float32").precision == "high"
+    assert machine_limits.configured("float32").precision == "high"
     with pytest.raises(ZeroDivisionError), matmul_precision("medium"):
         raise ZeroDivisionError
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_limits_hand_out_the_rate_of_the_nearest_level_that_holds_what_is_touched(machine):
-    found = limits(machine, dtypes=("float32",)).limits("float32")
-    assert found is not None
-    assert found.bandwidth(2**25).value == pytest.approx(16 * GIB)
-    assert found.bandwidth(2**25 + 1).value == found.bandwidth(2**40).value == pytest.approx(GIB)
-    assert found.new_bytes_per_s is not None and found.new_bytes_per_s.value < GIB
+    rates = limits(machine, dtypes=("float32",)).limits("float32")
+    assert rates is not None
+    assert rates.bandwidth(2**25).value == pytest.approx(16 * GIB)
+    assert rates.bandwidth(2**25 + 1).value == rates.bandwidth(2**40).value == pytest.approx(GIB)
+    assert rates.new_bytes_per_s is not None and rates.new_bytes_per_s.value < GIB
 
 
 @pytest.mark.parametrize(("has", "measured"), [(2**25, 2**25), (2**29, 2**29), (2**19, None)])
 def test_the_size_of_the_shared_cache_is_where_bytes_per_second_drop(machine, has, measured):
     machine.cache, machine.reported = has, 480 * 2**20
-    found = limits(machine, dtypes=("float32",))
-    assert found.shared_cache == SharedCache(480 * 2**20, measured)
-    assert ("shared cache" in {each.level for each in found.memory}) == (measured is not None)
-    assert found.memory[-2].level == "memory" and found.memory[-2].bytes_per_s == pytest.approx(GIB)
+    machine_limits = limits(machine, dtypes=("float32",))
+    assert machine_limits.shared_cache == SharedCache(480 * 2**20, measured)
+    assert ("shared cache" in {ceiling.level for ceiling in machine_limits.memory}) == (measured is not None)
+    assert machine_limits.memory[-2].level == "memory" and machine_limits.memory[-2].bytes_per_s == pytest.approx(GIB)
 
 
 def test_a_slow_machine_leaves_out_the_settings_that_are_not_in_use_and_names_them(machine):
     machine.flops_per_s = {torch.float32: 2.0**24}
-    found = limits(machine, dtypes=("float32",), budget_s=1.0)
-    assert [each.precision for each in found.compute] == ["highest"]
-    assert found.cut[-2:] == ("float32 matmul at precision 'medium'", "float32 matmul at precision 'high'")
-
-
-def test_ceilings_of_an_earlier_version_are_read():
-    values = made(2.0).as_dict()
-    for later in ("ladder", "shared_cache", "cut"):
-        del values[later]
-    assert msgspec.convert(values, Ceilings) == made(2.0)
+    machine_limits = limits(machine, dtypes=("float32",), budget_s=1.0)
+    assert [ceiling.precision for ceiling in machine_limits.compute] == ["highest"]
+    assert machine_limits.cut[-2:] == ("float32 matmul at precision 'medium'", "float32 matmul at precision 'high'")
 
 
 def made(rate: float, doubts: tuple[str, ...] = ()) -> Ceilings:
@@ -257,19 +251,23 @@ def test_disturbed_ceilings_are_measured_again_and_not_kept(tmp_path, monkeypatc
     busy = ("disturbed: other processes used 1.0 of 2 cores",)
     taken = iter([made(1.0, busy), made(2.0, busy), made(3.0, busy), made(4.0)])
     monkeypatch.setattr(ceilings, "measure", lambda device, dtypes: next(taken))
-    found, path, _ = cached(tmp_path, CPU, ("float32",))
-    assert found.doubts == busy and not path.exists()
+    machine_limits, path, _ = cached(tmp_path, CPU, ("float32",))
+    assert machine_limits.doubts == busy and not path.exists()
     # the better of two for each limit, since a limit is what the machine can do
-    assert (found.compute[0].flops_per_s, found.memory[0].bytes_per_s, found.dispatch_s) == (2.0, 100.0, 0.5)
-    found, path, _ = cached(tmp_path, CPU, ("float32",))
-    assert found == made(4.0) and path.is_file()
+    assert (machine_limits.compute[0].flops_per_s, machine_limits.memory[0].bytes_per_s, machine_limits.dispatch_s) == (
+        2.0,
+        100.0,
+        0.5,
+    )
+    machine_limits, path, _ = cached(tmp_path, CPU, ("float32",))
+    assert machine_limits == made(4.0) and path.is_file()
 
 
 def test_a_busy_machine_is_a_doubt_on_the_ceilings(machine):
-    found = measure(
+    machine_limits = measure(
         CPU, dtypes=("float32",), timer=Timer(machine.clock), watch=FakeWatch(lambda window: 2.0 * (window < 1))
     )
-    [doubt] = found.doubts
+    [doubt] = machine_limits.doubts
     assert "other processes used 2.0 of 2 cores" in doubt
 
 

@@ -16,7 +16,7 @@ from boundby.machine.device import (
     device_queue,
     float32_precision,
     gpu_source,
-    has_bfloat16_products,
+    has_bfloat16_matmul,
     is_out_of_memory,
     is_sticky,
     naming_loss,
@@ -46,7 +46,7 @@ def no_gpu(monkeypatch):
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_auto_is_the_cpu_and_a_gpu_is_refused():
     assert pick_device("auto") == pick_device() == CPU
-    with pytest.raises(ValueError, match=rf"'cuda' is not there: torch {torch.__version__[:3]}.*sees no GPU"):
+    with pytest.raises(ValueError, match=rf"'cuda' is not available: torch {torch.__version__[:3]}.*sees no GPU"):
         pick_device("cuda")
 
 
@@ -54,7 +54,7 @@ def test_without_a_gpu_auto_is_the_cpu_and_a_gpu_is_refused():
 def test_with_gpus_auto_is_the_first_and_one_that_is_not_there_is_refused():
     for name, picked in (("auto", "cuda:0"), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
         assert pick_device(name) == torch.device(picked)
-    with pytest.raises(ValueError, match=r"'cuda:2' is not there: torch sees 2 GPU\(s\)"):
+    with pytest.raises(ValueError, match=r"'cuda:2' is not available: torch sees 2 GPU\(s\)"):
         pick_device("cuda:2")
 
 
@@ -161,36 +161,36 @@ def test_a_gpu_that_emulates_bfloat16_has_no_products_in_it(has, cuda, monkeypat
         "is_bf16_supported",
         lambda including_emulation=True: asked.append(cuda.current) or including_emulation or has,
     )
-    assert has_bfloat16_products(SECOND) == has
+    assert has_bfloat16_matmul(SECOND) == has
     assert asked == [1]
 
 
-@pytest.mark.parametrize("place", [torch.backends, torch.backends.cuda.matmul], ids=["for all", "for CUDA"])
-def test_tf32_that_a_program_allows_by_torchs_other_setting_is_known_and_left(place):
-    before = place.fp32_precision
+@pytest.mark.parametrize("settings", [torch.backends, torch.backends.cuda.matmul], ids=["for all", "for CUDA"])
+def test_tf32_that_a_program_allows_by_torchs_other_setting_is_known_and_left(settings):
+    before = settings.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "none"  # what holds for all holds for it, whatever ran before
     try:
-        place.fp32_precision = "tf32"  # after which torch.get_float32_matmul_precision raises
+        settings.fp32_precision = "tf32"  # after which torch.get_float32_matmul_precision raises
         assert float32_precision() == "high"
         with matmul_precision("highest"):
             assert torch.backends.cuda.matmul.fp32_precision == "ieee"
         assert (float32_precision(), torch.backends.cuda.matmul.fp32_precision) == ("high", "tf32")
     finally:
-        place.fp32_precision = before
+        settings.fp32_precision = before
         torch.set_float32_matmul_precision("highest")
 
 
 def test_bfloat16_products_that_a_program_allows_on_the_cpu_are_known_and_left():
-    place = torch.backends.mkldnn.matmul
-    before = place.fp32_precision
+    settings = torch.backends.mkldnn.matmul
+    before = settings.fp32_precision
     try:
-        place.fp32_precision = "bf16"
+        settings.fp32_precision = "bf16"
         assert float32_precision() == "medium"
         with matmul_precision("highest"):
             assert float32_precision() == "highest"
-        assert (float32_precision(), place.fp32_precision) == ("medium", "bf16")
+        assert (float32_precision(), settings.fp32_precision) == ("medium", "bf16")
     finally:
-        place.fp32_precision = before
+        settings.fp32_precision = before
         torch.set_float32_matmul_precision("highest")
 
 
@@ -204,8 +204,8 @@ def test_a_mark_is_passed_once_the_gpu_has_come_to_it_and_a_call_is_timed_behind
     assert queue.has_passed(end)
     assert queue.seconds_between(start, end) == pytest.approx(0.25, rel=1e-6)
     timer = Timer(synchronize=waiter(FIRST))
-    found = timer.on_device(lambda: cuda.sleep(4_000_000), CudaQueue(FIRST), enqueue_s=0.0)
-    assert found == DeviceTime(pytest.approx(0.004, rel=1e-6), by="backlog")
+    device_time = timer.on_device(lambda: cuda.sleep(4_000_000), CudaQueue(FIRST), enqueue_s=0.0)
+    assert device_time == DeviceTime(pytest.approx(0.004, rel=1e-6), by="backlog")
 
 
 @pytest.fixture
@@ -233,8 +233,8 @@ def test_with_torch_for_rocm_no_message_names_cuda_or_nvml_and_amdsmi_is_asked(m
     monkeypatch.setattr(torch.version, "hip", "7.1.0")
     with pytest.raises(ValueError, match=r"\(ROCm 7.1.0\) sees no GPU"):
         pick_device("cuda")
-    found = describe(SECOND)
-    assert (found["rocm"], found["architecture"]) == ("7.1.0", "gfx942")
+    description = describe(SECOND)
+    assert (description["rocm"], description["architecture"]) == ("7.1.0", "gfx942")
     monkeypatch.setattr(torch.cuda, "_get_amdsmi_handler", lambda device: ("handle", device), raising=False)
     monkeypatch.setattr("boundby.machine.device.AmdSource", lambda handle: handle)
     assert gpu_source(SECOND) == ("handle", SECOND)
@@ -302,12 +302,12 @@ def test_a_gpu_is_understood_when_it_refuses():
 def test_a_gpu_is_described_by_name_memory_and_capability():
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    found = describe(pick_device("cuda"))
-    assert found["type"] == "cuda"
-    assert found["name"] == torch.cuda.get_device_name(0)
-    assert found["memory_bytes"] > 2**30
-    assert found["capability"] == ".".join(map(str, torch.cuda.get_device_capability(0)))
-    assert found["multiprocessors"] > 0
+    description = describe(pick_device("cuda"))
+    assert description["type"] == "cuda"
+    assert description["name"] == torch.cuda.get_device_name(0)
+    assert description["memory_bytes"] > 2**30
+    assert description["capability"] == ".".join(map(str, torch.cuda.get_device_capability(0)))
+    assert description["multiprocessors"] > 0
 
 
 BELOW = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,10 @@ from boundby.bound.analysis import Call, bottleneck
 from boundby.bound.analysis import Machine as Limited
 from boundby.bound.bench import Bench
 from boundby.bound.device_time import DeviceTimer
+from boundby.bound.judgement import IDLE_DEVICE
 from boundby.bound.recording import program, record
 from boundby.bound.replay import OnDevice
+from boundby.bound.trials import graph_replay, try_out
 from boundby.layers.engine import ObservabilityEngine
 from boundby.layers.measurement import CudaMarks, Instruments
 from boundby.machine.ceilings import Ceilings, ComputeCeiling, MemoryCeiling
@@ -24,7 +27,7 @@ from boundby.timing.timer import QUEUE_DEPTH, Timer
 from boundby.work.attention_mask import unread
 from tests.fakes import FakeTokenizer, FakeWatch
 from tests.gpu_double import H100, Machine, plugged_in
-from utils.baseline.inference import InferenceProfiler
+from utils.baseline.inference import InferenceProfiler, SweepSettings
 from utils.baseline.rounds import Visit
 
 CARD = torch.device("cuda:0")
@@ -143,6 +146,31 @@ def test_a_capture_that_fails_leaves_the_card_as_it_was_and_the_forward_is_timed
     assert torch.equal(forward().logits.cpu(), padded(model)().logits.cpu())
 
 
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_trial_whose_capture_fails_closes_its_pool_and_a_card_that_stays_broken_is_a_doubt(
+    machine, monkeypatch, heals
+):
+    forward, bench = padded(qwen2(2, torch.float32)), Bench(timer_of(machine), watch=FakeWatch())
+    closed: list[Any] = []
+    waited: list[int | None] = []
+
+    def reads() -> object:
+        return forward().logits.sum().item()
+
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *given, name=name: closed.append((name, *given)), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    if not heals:
+        growing = count()
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(growing))
+    outcome = try_out(reads, [graph_replay(reads, IDLE_DEVICE)], bench)
+    [untried] = outcome.untried
+    assert untried.kind == "failed" and "previous error during capture" in untried.reason
+    assert closed == [("_cuda_endAllocateToPool", 0, (0, 1)), ("_cuda_releasePool", 0, (0, 1))]
+    assert waited[-1] == 0 and torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert [doubt.kind for doubt in outcome.doubts] == ([] if heals else ["disturbed"])
+
+
 @pytest.mark.parametrize("machine", [SLOW_HOST], indirect=True)
 def test_the_sweep_of_the_pods_model_has_device_times_and_counts_all_that_it_takes(machine):
     clock = SimpleNamespace(advance=machine.sleep)
@@ -153,7 +181,7 @@ def test_the_sweep_of_the_pods_model_has_device_times_and_counts_all_that_it_tak
     began = machine.now
     texts = ["a b c d e f g h", "a b c d e"] * 4
     [row] = owner.profile_multiple_batch_sizes(
-        texts, [2], 2, num_warmup_runs=1, max_seconds=2.0, on_visit=visits.append
+        texts, [2], 2, settings=SweepSettings(num_warmup_runs=1, max_seconds=2.0), on_visit=visits.append
     )
     assert row["device_time_by"] == "graph"
     assert 0 < row["device_per_batch_ms"] < 0.5 * row["enqueue_per_batch_ms"] < row["latency_per_batch_ms_mean"]

@@ -23,7 +23,6 @@ QUIET = Conditions(
     stolen_share=0.0,
     throttled_s=0.0,
     switches_per_s=20.0,
-    load=0.5,
     slowdown=1.0,
     gpu_clock_event_reasons=0,
     gpu_processes=0,
@@ -33,7 +32,7 @@ QUIET = Conditions(
 
 
 def kinds(threads: int = 4, **changes: Any) -> list[str]:
-    return [each.kind for each in replace(QUIET, **changes).disturbances(threads)]
+    return [disturbance.kind for disturbance in replace(QUIET, **changes).disturbances(threads)]
 
 
 def test_a_quiet_window_and_counters_that_a_machine_lacks_disturb_nothing():
@@ -72,9 +71,9 @@ def test_a_counter_disturbs_beyond_its_limit(kind, threads, harmless, disturbing
 
 def test_heat_or_power_brake_throttles_a_gpu_and_its_power_limit_is_no_disturbance_and_hides_none():
     for bits in (bit | harmless for bit in (0x8, 0x20, 0x40, 0x80) for harmless in (0x0, 0x1, 0x100)):
-        (found,) = replace(QUIET, gpu_clock_event_reasons=bits).disturbances(threads=4)
-        assert (found.kind, found.is_passing) == ("gpu_throttled", True)
-        assert f"clock events {bits:#x}" in found.text
+        (disturbance,) = replace(QUIET, gpu_clock_event_reasons=bits).disturbances(threads=4)
+        assert (disturbance.kind, disturbance.is_passing) == ("gpu_throttled", True)
+        assert f"clock events {bits:#x}" in disturbance.text
     assert kinds(gpu_clock_event_reasons=0x4 | 0x1) == []
     assert kinds(gpu_clock_event_reasons=0x4 | 0x40) == ["gpu_throttled"]
 
@@ -84,7 +83,10 @@ EVERYTHING |= {"switches_per_s": 240.4, "slowdown": 1.84, "gpu_clock_event_reaso
 
 
 def test_all_disturbances_of_a_window_are_told_with_their_figures():
-    assert [(each.text, each.is_passing) for each in replace(QUIET, **EVERYTHING).disturbances(threads=4)] == [
+    assert [
+        (disturbance.text, disturbance.is_passing)
+        for disturbance in replace(QUIET, **EVERYTHING).disturbances(threads=4)
+    ] == [
         ("other processes used 1.3 of 4 cores", True),
         ("the hypervisor kept 15 % of the cores' time for others", True),
         ("the container's CPU quota stopped this process for 6 % of the time", False),  # a repeat meets it too
@@ -92,8 +94,8 @@ def test_all_disturbances_of_a_window_are_told_with_their_figures():
         ("the GPU slowed its clock down for heat or power (NVML clock events 0x24)", True),
         ("2 other process(es) held the GPU", True),
     ]
-    (found,) = replace(QUIET, throttled_s=30.0).disturbances(threads=4)
-    assert "300 %" not in found.text, "a quota never stops a process for longer than the window"
+    (disturbance,) = replace(QUIET, throttled_s=30.0).disturbances(threads=4)
+    assert "300 %" not in disturbance.text, "a quota never stops a process for longer than the window"
 
 
 class Host:
@@ -142,17 +144,19 @@ def test_foreign_load_is_the_busy_time_of_our_cores_beyond_our_own(host):
         host.spend(1, host.USER, 100)
         host.own_s += 1.5
 
-    found = window(host, host.counters(0, 1), work)
-    assert (found.seconds, found.cores) == (4.0, 2)
-    assert found.foreign_cores == pytest.approx((4.0 - 1.5) / 4.0, rel=1e-9)
+    conditions = window(host, host.counters(0, 1), work)
+    assert (conditions.seconds, conditions.cores) == (4.0, 2)
+    assert conditions.foreign_cores == pytest.approx((4.0 - 1.5) / 4.0, rel=1e-9)
 
 
 @pytest.mark.parametrize("field", range(10))
 def test_busy_is_all_but_idle_waiting_and_stolen_time_and_guests_count_once(host, field):
-    found = window(host, host.counters(0, 1), lambda: host.spend(1, field, 200))
+    conditions = window(host, host.counters(0, 1), lambda: host.spend(1, field, 200))
     is_busy = field in (host.USER, host.NICE, host.SYSTEM, host.IRQ, host.SOFTIRQ)
-    assert found.foreign_cores == pytest.approx(0.5 if is_busy else 0.0, abs=1e-9)
-    assert found.stolen_share == pytest.approx(0.25 if field == host.STEAL else 0.0, abs=1e-9)  # 2 s of 2 cores x 4 s
+    assert conditions.foreign_cores == pytest.approx(0.5 if is_busy else 0.0, abs=1e-9)
+    assert conditions.stolen_share == pytest.approx(
+        0.25 if field == host.STEAL else 0.0, abs=1e-9
+    )  # 2 s of 2 cores x 4 s
 
 
 @pytest.mark.parametrize(("ours", "others"), [((0, 1), (2, 10, 11)), ((10,), (0, 1, 11))])
@@ -162,8 +166,8 @@ def test_cores_that_we_may_not_use_do_not_count(host, ours, others):
             host.spend(cpu, host.USER, 400)
             host.spend(cpu, host.STEAL, 400)
 
-    found = window(host, host.counters(*ours), work)
-    assert (found.foreign_cores, found.stolen_share) == (0.0, 0.0)
+    conditions = window(host, host.counters(*ours), work)
+    assert (conditions.foreign_cores, conditions.stolen_share) == (0.0, 0.0)
 
 
 def test_our_own_work_is_no_foreign_load_and_never_a_negative_one_and_its_switches_are_counted_by_second(host):
@@ -172,8 +176,8 @@ def test_our_own_work_is_no_foreign_load_and_never_a_negative_one_and_its_switch
         host.own_s += 4.0  # getrusage is exact, the ticks are not
         host.switches += 480
 
-    found = window(host, host.counters(0, 1), work)
-    assert (found.foreign_cores, found.switches_per_s) == (0.0, 120.0)
+    conditions = window(host, host.counters(0, 1), work)
+    assert (conditions.foreign_cores, conditions.switches_per_s) == (0.0, 120.0)
 
 
 V2, V1 = "cpu.stat", "cpu/cpu.stat"
@@ -204,15 +208,8 @@ def test_throttled_seconds_come_from_either_version_of_cgroups(host, case):
             (host.cgroup / name).write_text(text)
 
     write(before)
-    found = window(host, host.counters(0, 1), lambda: write(after)).throttled_s
-    assert found == (None if seconds is None else pytest.approx(seconds, abs=1e-9))
-
-
-@pytest.mark.parametrize(("text", "load"), [("0.75 0.50 0.25 1/234 5678\n", 0.75), ("", None), (None, None)])
-def test_the_load_is_that_of_the_last_minute(host, text, load):
-    if text is not None:
-        (host.proc / "loadavg").write_text(text)
-    assert window(host, host.counters(0, 1), lambda: None).load == load
+    throttled_s = window(host, host.counters(0, 1), lambda: write(after)).throttled_s
+    assert throttled_s == (None if seconds is None else pytest.approx(seconds, abs=1e-9))
 
 
 def stat_is_hidden(host: Host) -> None:
@@ -229,9 +226,9 @@ def kernel_knows_no_steal(host: Host) -> None:
 def test_a_stat_that_cannot_be_read_at_both_ends_disturbs_nothing(host, change, when):
     if when == "before":
         change(host)
-    found = window(host, host.counters(0, 1), lambda: change(host) if when == "within" else None)
-    assert (found.foreign_cores, found.stolen_share) == (None, None)
-    assert found.disturbances(threads=2) == ()
+    conditions = window(host, host.counters(0, 1), lambda: change(host) if when == "within" else None)
+    assert (conditions.foreign_cores, conditions.stolen_share) == (None, None)
+    assert conditions.disturbances(threads=2) == ()
 
 
 def test_a_window_without_length_has_no_disturbance_and_cores_that_stat_does_not_list_are_unknown(host):
@@ -240,8 +237,8 @@ def test_a_window_without_length_has_no_disturbance_and_cores_that_stat_does_not
     host.spend(0, host.USER, 1)
     host.spend(1, host.STEAL, 1)
     assert counters.between(start, counters.read()).disturbances(threads=2) == ()
-    found = window(host, host.counters(7), lambda: host.spend(0, host.USER, 400))
-    assert (found.foreign_cores, found.stolen_share) == (None, None)
+    conditions = window(host, host.counters(7), lambda: host.spend(0, host.USER, 400))
+    assert (conditions.foreign_cores, conditions.stolen_share) == (None, None)
 
 
 def test_the_kernel_of_this_machine_is_understood():
@@ -249,9 +246,9 @@ def test_the_kernel_of_this_machine_is_understood():
     if not stat.exists() or f"cpu{min(usable_cpus())} " not in stat.read_text():
         pytest.skip("needs a kernel that lists our cores in /proc/stat")
     counters = HostCounters()
-    found = counters.between(counters.read(), counters.read())
-    assert found.cores == len(usable_cpus()) >= 1
-    assert found.foreign_cores is not None and found.stolen_share is not None and found.load is not None
+    conditions = counters.between(counters.read(), counters.read())
+    assert conditions.cores == len(usable_cpus()) >= 1
+    assert conditions.foreign_cores is not None and conditions.stolen_share is not None
 
 
 def test_our_own_time_and_switches_are_those_of_all_threads_of_the_process(monkeypatch):
@@ -308,8 +305,8 @@ def test_a_window_holds_what_lies_between_its_own_start_and_stop_and_not_the_ref
     watch.start()  # begins anew
     host.clock.advance(4.0)
     host.switches += 8
-    found = watch.stop()
-    assert (found.seconds, found.switches_per_s, found.slowdown) == (4.0, 2.0, 1.0)
+    conditions = watch.stop()
+    assert (conditions.seconds, conditions.switches_per_s, conditions.slowdown) == (4.0, 2.0, 1.0)
     slow = Watch(host.counters(0, 1), reference(host.clock, *[3.0] * 3, *[1.0] * 3))
     assert slow.start().stop().slowdown == 3.0, "the first window is slow where its start was"
     assert Watch(host.counters(0, 1)).start().stop().slowdown is None
@@ -345,9 +342,9 @@ class Gpu:
 
 def test_a_window_on_a_gpu_is_judged_by_what_the_driver_says_right_after_the_work(host):
     slowed = Gpu(gpu_clock_event_reasons=0x4 | 0x40, gpu_sm_clock_mhz=990.0, gpu_processes=2.0, gpu_temperature_c=88.0)
-    found = Watch(host.counters(0, 1), source=slowed).start().stop()
-    assert [each.kind for each in found.on_the_device()] == ["gpu_throttled", "gpu_shared"]
-    assert (found.gpu_sm_clock_mhz, found.gpu_temperature_c) == ((990.0,), (88.0,))
+    conditions = Watch(host.counters(0, 1), source=slowed).start().stop()
+    assert [disturbance.kind for disturbance in conditions.on_the_device()] == ["gpu_throttled", "gpu_shared"]
+    assert (conditions.gpu_sm_clock_mhz, conditions.gpu_temperature_c) == ((990.0,), (88.0,))
     capped = Gpu(gpu_clock_event_reasons=0x4, gpu_processes=0.0)
     assert Watch(host.counters(0, 1), source=capped).start().stop().on_the_device() == []
     assert Watch(host.counters(0, 1), source=Gpu()).start().stop().gpu_clock_event_reasons is None

@@ -71,9 +71,9 @@ def test_a_card_whose_uuid_the_driver_does_not_tell_is_a_card(monkeypatch):
     def refuses(_: int) -> str:
         raise NvmlError("Not Supported")
 
-    found = nvml(["H200"])
-    found.nvmlDeviceGetUUID = refuses
-    monkeypatch.setitem(sys.modules, "pynvml", found)
+    library = nvml(["H200"])
+    library.nvmlDeviceGetUUID = refuses
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     assert machine()["gpus"] == [{"name": "H200", "memory_bytes": 80 * 10**9, "uuid": None}]
 
 
@@ -120,17 +120,17 @@ def test_what_changes_digits_is_recorded_and_what_says_where_to_write_is_not(mon
 @pytest.mark.parametrize("names", [["NVIDIA H100"] * 2, [b"NVIDIA H100"] * 2], ids=["str", "bytes"])
 def test_gpus_are_described_by_name_memory_uuid_and_driver(names, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml(names, driver=b"595.10"))
-    found = machine()
+    facts = machine()
     card = {"name": "NVIDIA H100", "memory_bytes": 80 * 10**9}
-    assert found["gpus"] == [{**card, "uuid": "GPU-0"}, {**card, "uuid": "GPU-1"}]
+    assert facts["gpus"] == [{**card, "uuid": "GPU-0"}, {**card, "uuid": "GPU-1"}]
     assert hardware()["gpus"] == [card, card]  # so that equal machines stay equal
-    assert found["driver"] == "595.10"
+    assert facts["driver"] == "595.10"
 
 
 def test_a_gpu_that_is_not_there_or_cannot_be_asked_is_no_gpu_with_a_reason(monkeypatch):
-    found = machine()
-    assert (found["gpus"], found["driver"]) == ([], None)
-    assert found["gpus_reason"] == "NVML: Shared Library Not Found"
+    facts = machine()
+    assert (facts["gpus"], facts["driver"]) == ([], None)
+    assert facts["gpus_reason"] == "NVML: Shared Library Not Found"
     machine.cache_clear()
     closed: list[bool] = []
     broken = nvml(["NVIDIA H100"])
@@ -152,10 +152,10 @@ def test_the_gpus_of_amd_are_described_by_amdsmi_where_nvml_finds_none(monkeypat
         amdsmi_get_gpu_driver_info = staticmethod(lambda handle: {"driver_version": "6.14.14"})
 
     monkeypatch.setitem(sys.modules, "amdsmi", Amdsmi)
-    found = machine()
+    facts = machine()
     card = {"name": "AMD Instinct MI300X", "memory_bytes": 192 * 10**9}
-    assert found["gpus"] == [{**card, "uuid": "first-uuid"}, {**card, "uuid": "second-uuid"}]
-    assert (found["driver"], "gpus_reason" in found) == ("6.14.14", False)
+    assert facts["gpus"] == [{**card, "uuid": "first-uuid"}, {**card, "uuid": "second-uuid"}]
+    assert (facts["driver"], "gpus_reason" in facts) == ("6.14.14", False)
 
 
 def test_the_fingerprint_is_short_and_does_not_depend_on_the_host_or_on_why_there_is_no_gpu(monkeypatch):
@@ -179,21 +179,21 @@ CHANGES: tuple[tuple[Any, str, Any], ...] = (
 
 
 def test_other_hardware_has_another_fingerprint(monkeypatch):
-    found = [fingerprint()]
+    fingerprints = [fingerprint()]
     for target, name, value in CHANGES:
         with monkeypatch.context() as patch:
             patch.setattr(target, name, value, raising=False)
-            found.append(fingerprint())
-    for each in (
+            fingerprints.append(fingerprint())
+    for library in (
         nvml(["NVIDIA H100"]),
         nvml(["NVIDIA H200"]),
         nvml(["NVIDIA H100"] * 2),
         nvml(["NVIDIA H100"], driver="580.65"),
         nvml(["NVIDIA H100"], gpu_bytes=96 * 10**9),
     ):
-        monkeypatch.setitem(sys.modules, "pynvml", each)
-        found.append(fingerprint())
-    assert len(set(found)) == len(found)
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        fingerprints.append(fingerprint())
+    assert len(set(fingerprints)) == len(fingerprints)
 
 
 MEMORY_V2, MEMORY_V1 = "memory.max", "memory/memory.limit_in_bytes"
@@ -248,15 +248,15 @@ def test_the_quota_is_in_cores(tmp_path, files, cores):
 
 def test_processes_of_one_machine_have_its_name_and_another_machine_has_another(monkeypatch):
     command = [sys.executable, "-c", "from boundby.machine.environment import host_id; print(host_id())"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == host_id()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == host_id()
     assert re.fullmatch("[0-9a-f]{16}", host_id())
     monkeypatch.setattr(platform, "node", lambda: "another")
     assert host_id.__wrapped__() != host_id()
 
 
 @pytest.mark.parametrize(
-    ("facts", "found"),
+    ("facts", "instructions"),
     [
         ("processor\t: 0\nmodel name\t: A\nflags\t\t: fpu avx2 sse2 fma avx\n\nprocessor\t: 1\nflags\t\t: fpu\n",
          ("avx", "avx2", "fma")),
@@ -266,11 +266,11 @@ def test_processes_of_one_machine_have_its_name_and_another_machine_has_another(
     ],
     ids=["x86", "ARM", "silent", "none"],
 )  # fmt: skip
-def test_the_instructions_of_a_cpu_are_those_that_kernels_are_chosen_by(facts, found, tmp_path, monkeypatch):
+def test_the_instructions_of_a_cpu_are_those_that_kernels_are_chosen_by(facts, instructions, tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "CPU_FACTS", tmp_path / "cpuinfo")
     if facts is not None:
         (tmp_path / "cpuinfo").write_text(facts)
-    assert environment.instructions() == found
+    assert environment.instructions() == instructions
 
 
 def settings_of_card(**changes: Any) -> SimpleNamespace:

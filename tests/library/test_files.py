@@ -194,7 +194,7 @@ def test_another_namespace_of_processes_is_another_host(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("value", "place"),
+    ("value", "path"),
     [
         (float("nan"), "$"),
         ({"rows": [{"latency_s": 1.0}, {"latency_s": float("inf")}]}, "$.rows[1].latency_s"),
@@ -203,10 +203,10 @@ def test_another_namespace_of_processes_is_another_host(monkeypatch):
         ({"f32": np.float32("nan")}, "$.f32"),
     ],
 )
-def test_strict_json_names_the_place_of_what_is_not_finite(old, value, place):
+def test_strict_json_names_the_place_of_what_is_not_finite(old, value, path):
     with pytest.raises(ValueError) as raised:
         files.write_json(old, value)
-    assert str(raised.value).startswith(f"{place} is NaN or infinite")
+    assert str(raised.value).startswith(f"{path} is NaN or infinite")
     assert old.read_text() == '{"old": true}\n'
 
 
@@ -291,4 +291,4 @@ def test_hashes_are_those_of_the_standard_and_know_values_and_not_the_order_of_k
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert files.sha256(tmp_path / "abc") == expected
     assert files.sha256_of({"a": 1, "b": [1, 2]}) == files.sha256_of({"b": [1, 2], "a": 1})
-    assert len({files.sha256_of(each) for each in ({"a": [1, 2]}, {"a": [2, 1]}, {"a": 1}, {"a": "1"})}) == 4
+    assert len({files.sha256_of(value) for value in ({"a": [1, 2]}, {"a": [2, 1]}, {"a": 1}, {"a": "1"})}) == 4

@@ -192,7 +192,7 @@ def test_the_memory_efficient_kernel_is_asked_for_what_the_model_does(family, tr
 def test_a_gpu_packs_in_every_precision(precision, has_bfloat16, ways, monkeypatch):
     monkeypatch.setattr(strategies, "is_gpu", lambda device: True)
     monkeypatch.setattr(strategies, "is_host", lambda device: False)
-    monkeypatch.setattr(strategies, "has_bfloat16_products", lambda device: has_bfloat16)
+    monkeypatch.setattr(strategies, "has_bfloat16_matmul", lambda device: has_bfloat16)
     model = classifiers.build("qwen2", 50, 0)
     assert [name for name, _ in strategies.candidates(model, None, PRECISIONS[precision], trims=False)] == ways
 
@@ -345,8 +345,8 @@ def test_settings_without_effect_change_nothing():
 @pytest.mark.parametrize("length", [1, 40, 64, 65, 150])
 def test_long_texts_attend_as_under_a_mask(length, window, dtype):
     before, after = (length if side == -1 else side for side in window)
-    places = torch.arange(length)
-    distance = places - places[:, None]
+    positions = torch.arange(length)
+    distance = positions - positions[:, None]
     mask = (distance >= -before) & (distance <= after)
     query, key, value = torch.randn(3, 1, 4, 2 * length, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     key, value = key[:, ::2], value[:, ::2]  # two heads of queries share one of keys

@@ -30,7 +30,7 @@ from boundby.inference import (
 )
 from boundby.inference.precision import PrepackedLinear, calibrate, can_prepack, to_int8, tolerance
 from boundby.inference.reference import same_guard
-from boundby.machine.device import has_int8_products
+from boundby.machine.device import has_int8_matmul
 from boundby.timing.timer import Timer
 from boundby.work import count
 from tests import classifiers
@@ -331,7 +331,7 @@ def test_prepacked_weights_give_the_logits_of_the_others_in_the_same_memory(fami
     assert PRECISIONS["float32_prepacked"].keeps_weights and not PRECISIONS["bfloat16"].keeps_weights
 
 
-@pytest.mark.skipif(not has_int8_products(CPU), reason="this CPU has no products of eight bits")
+@pytest.mark.skipif(not has_int8_matmul(CPU), reason="this CPU has no products of eight bits")
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
 def test_int8_takes_less_memory_and_depends_on_no_other_text(family, tokenizer, texts):
     classifier = classifiers.build(family, len(tokenizer), tokenizer.pad_token_id)
@@ -354,7 +354,7 @@ def test_precision_is_chosen_with_the_texts_of_the_self_check_to_come(model, tok
     assert choice.check_texts == own if own else set(choice.check_texts) <= set(texts)
 
 
-@pytest.mark.skipif(not has_int8_products(CPU), reason="this CPU has no products of eight bits")
+@pytest.mark.skipif(not has_int8_matmul(CPU), reason="this CPU has no products of eight bits")
 def test_int8_takes_the_share_of_a_large_input_from_its_weights_and_hands_bytes_on():
     torch.manual_seed(0)
     layer = torch.nn.ModuleDict(
@@ -376,10 +376,10 @@ def test_int8_takes_the_share_of_a_large_input_from_its_weights_and_hands_bytes_
 
 
 def test_int8_is_refused_with_the_reason_where_there_is_nothing_to_convert_or_no_kernel(model, monkeypatch):
-    monkeypatch.setattr(precision, "has_int8_products", lambda device: True)
+    monkeypatch.setattr(precision, "has_int8_matmul", lambda device: True)
     with pytest.raises(ValueError, match="no linear layers"):
         PRECISIONS["int8"].copy_of(torch.nn.LayerNorm(4))
-    monkeypatch.setattr(precision, "has_int8_products", lambda device: False)
+    monkeypatch.setattr(precision, "has_int8_matmul", lambda device: False)
     with pytest.raises(ValueError, match="this CPU has no products of eight bits"):
         PRECISIONS["int8"].copy_of(model)
 

@@ -35,7 +35,7 @@ LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
     "short_factor": [1.0] * HALF,
-    "long_factor": [1.0 + 3 * place for place in range(HALF)],
+    "long_factor": [1.0 + 3 * position for position in range(HALF)],
     "original_max_position_embeddings": ORIGINAL,
 }
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
@@ -138,8 +138,8 @@ def test_every_strategy_gives_each_text_what_a_fresh_model_gives_it_alone(case):
             continue  # its head is none of the known
         strategy = make()
         for order, tokens in shuffled(case):
-            found = logits_of(strategy, tokens, range(len(order)), 256, precision)
-            require_equal(found, case.alone[order])
+            result = logits_of(strategy, tokens, range(len(order)), 256, precision)
+            require_equal(result, case.alone[order])
             for batch in strategy.batches(tokens.lengths, 256):
                 sides = {tokens.ids[row].size > ORIGINAL for row in batch}
                 assert len(sides) == 1, "short and long texts share a forward"

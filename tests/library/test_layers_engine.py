@@ -240,7 +240,7 @@ def test_misuse_is_refused_with_the_way_out(clock, tmp_path):
             engine.save(name)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"schema_version": 1, "profile": {}}', '{"schema_version": 9}', "{"])
+@pytest.mark.parametrize("content", ["[]", "{}", '{"schema_version": 2, "profile": {}}', '{"schema_version": 9}', "{"])
 def test_a_file_that_is_no_profile_is_named(content, tmp_path):
     path = tmp_path / "x_summary.json"
     path.write_text(content)
@@ -315,8 +315,8 @@ def test_layers_are_held_against_the_limits_of_the_machine(tmp_path):
     assert layer(profile, "1").bound == "launch" and left["1"] == 0  # it runs no operator
     write_summary(path := tmp_path / "x.json", profile)
     assert read_profile(path) == profile
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 9', 1))
-    with pytest.raises(ValueError, match="schema version 9, not 1"):
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 9', 1))
+    with pytest.raises(ValueError, match="schema version 9, not 2"):
         read_profile(path)
 
 

@@ -74,8 +74,8 @@ def test_readings_are_taken_in_a_thread_that_ends_with_the_block_and_a_span_hold
     with at_once(source) as sampler:
         assert source.exhausted.wait(LONG_S)
     assert (source.threads, threads()) == ({"boundby-sampler"}, [])
-    assert [each.values for each in sampler.between(0.0, 100.0)] == readings
-    assert [(each.at, each.values) for each in sampler.between(1.0, 1.0)] == [(1.0, readings[1])]
+    assert [reading.values for reading in sampler.between(0.0, 100.0)] == readings
+    assert [(reading.at, reading.values) for reading in sampler.between(1.0, 1.0)] == [(1.0, readings[1])]
     assert sampler.between(2.5, 9.0) == [] and sampler.by_quantity(50.0, 100.0) == {}
     assert sampler.by_quantity(0.0, 9.0) == {"gpu_power_w": [300.0, 310.0], "gpu_sm_clock_mhz": [1980.0, 1755.0]}
     with pytest.raises(ZeroDivisionError), at_once(FakeGpu(utilization(*[1.0] * 100), clock)):
@@ -398,17 +398,17 @@ def cpu(monkeypatch):
 
 
 def test_the_host_gives_a_thread_its_load_since_the_last_reading_and_our_resident_bytes(cpu):
-    source, found = PsutilSource(), []
+    source, readings = PsutilSource(), []
 
     def read():
         for busy, idle in ((3.0, 1.0), (1.0, 3.0)):  # the first since the source was made, by another thread
             cpu.spend(busy, idle)
-            found.append(source.read())
+            readings.append(source.read())
 
     thread = threading.Thread(target=read)
     thread.start()
     thread.join(LONG_S)
-    assert found == [{"cpu_utilization_pct": load, "process_bytes": 4096.0} for load in (75.0, 25.0)]
+    assert readings == [{"cpu_utilization_pct": load, "process_bytes": 4096.0} for load in (75.0, 25.0)]
     assert (source.reason, source.reasons) == (None, {})
 
 

@@ -327,8 +327,8 @@ def test_the_others_are_told_to_wait_for_the_slow_rank_and_that_one_is_not(tmp_p
 
 def collected(*steps: tuple[int, ...]) -> Collectives:
     durations = np.array([duration for step in steps for duration in step])
-    places = np.array([index for index, step in enumerate(steps) for _ in step])
-    return Collectives(("all_reduce",), np.zeros(len(durations), dtype=np.int64), places, durations)
+    location = np.array([index for index, step in enumerate(steps) for _ in step])
+    return Collectives(("all_reduce",), np.zeros(len(durations), dtype=np.int64), location, durations)
 
 
 def test_the_shortest_of_all_ranks_is_the_transfer():

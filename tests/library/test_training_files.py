@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_is_read_to_its_last_flush_from_the_log_where_the_doc
     timer.stop()
 
 
-@pytest.mark.parametrize("content", [None, "", '{"schema_version": 1, "status"', "[]", '{"schema_version": 99}'])
+@pytest.mark.parametrize("content", [None, "", '{"schema_version": 2, "status"', "[]", '{"schema_version": 99}'])
 def test_the_log_alone_tells_the_run(tmp_path, content):
     timer = timer_in(tmp_path)
     steps(timer, 10)

@@ -1,13 +1,11 @@
 """What one change does to a workload that is known to follow it or not; every factor is exact."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from boundby.bound import trials
 from boundby.bound.bench import Bench
@@ -351,114 +349,15 @@ def test_precisions_whose_ceilings_are_close_are_no_other_products(clock):
     assert reduced_precision_matmul(work, "medium", trials.LEAST_CEILING_RATIO) is not None
 
 
-class FakeCuda:
-    """The parts of torch.cuda that capture a graph: the host issues for `host_s`, the device works for `device_s`.
-
-    As in torch, a capture in which the work `reads` from the device ends with an error that leaves its stream current
-    and its pool open, and an open pool keeps `empty_cache` from giving memory back. `heals` False: so does all else.
-    """
-
-    def __init__(self, clock: FakeClock, host_s: float, device_s: float, reads: bool = False) -> None:
-        self.clock, self.host_s, self.device_s, self.reads = clock, host_s, device_s, reads
-        self.stream, self.is_capturing, self.heals = "default", False, True
-        self.open_pools: list[str] = []
-        self.reserved = self.waits = 0
-
-    def work(self) -> None:
-        if self.is_capturing:
-            if self.reads:
-                raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-            return
-        self.clock.advance(max(self.host_s, self.device_s))
-
-    def replay(self) -> None:
-        self.clock.advance(self.device_s)
-
-    def synchronize(self, device: int | None = None) -> None:
-        self.waits += 1
-
-    @contextmanager
-    def on_stream(self, stream: object) -> Iterator[None]:
-        before, self.stream = self.stream, "side"
-        try:
-            yield
-        finally:
-            self.stream = before
-
-    @contextmanager
-    def graph(self, graph: object, pool: str, stream: object) -> Iterator[None]:
-        before, self.stream, self.is_capturing = self.stream, "capture", True
-        self.open_pools.append(pool)
-        try:
-            yield
-        finally:
-            self.is_capturing = False
-            if self.reads:
-                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-            self.open_pools.remove(pool)
-            self.stream = before
-
-    def end_pool(self, device: int, pool: str) -> None:
-        if self.heals:
-            self.open_pools.remove(pool)
-
-    def empty_cache(self) -> None:
-        self.reserved = self.reserved if self.open_pools else 0
-
-    def empty(self, size: int, **_: object) -> Any:
-        self.reserved += size
-        return SimpleNamespace(random_=lambda: None)
-
-    def wait_stream(self, stream: object) -> None:
-        assert stream is self
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        stands_in = {
-            "Stream": lambda: self,
-            "current_stream": lambda: self,
-            "current_device": lambda: 0,
-            "graph_pool_handle": lambda: "pool",
-            "stream": self.on_stream,
-            "CUDAGraph": lambda: self,
-            "graph": self.graph,
-            "synchronize": self.synchronize,
-            "is_current_stream_capturing": lambda: self.is_capturing,
-            "empty_cache": self.empty_cache,
-            "memory_reserved": lambda device: self.reserved,
-        }
-        for name, stand_in in stands_in.items():
-            monkeypatch.setattr(torch.cuda, name, stand_in)
-        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_pool, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: None, raising=False)
-        monkeypatch.setattr(torch, "empty", self.empty)
-
-
 @pytest.mark.parametrize(
-    ("host_s", "gain", "said"),
-    [
-        (4 * FORWARD_S, 4.0, {"launch": "confirms", "compute": "refutes"}),
-        (0.0, 1.0, {"memory": "ambiguous", "launch": "refutes"}),
-    ],
+    ("gain", "signs_of"),
+    [(4.0, {"launch": "confirms", "compute": "refutes"}), (1.0, {"memory": "ambiguous", "launch": "refutes"})],
 )
-def test_a_replayed_graph_takes_the_time_of_the_device_alone(clock, monkeypatch, host_s, gain, said):
-    cuda = FakeCuda(clock, host_s, FORWARD_S)
-    cuda.install(monkeypatch)
-    trial = the_trial(clock, cuda.work, graph_replay(cuda.work, IDLE_DEVICE))
+def test_a_graph_gains_where_the_host_is_the_limit_and_nothing_elsewhere(clock, gain, signs_of):
+    replayed = replace(graph_replay(takes(clock, 0.0), IDLE_DEVICE), make=lambda: Made(takes(clock, FORWARD_S / gain)))
+    trial = the_trial(clock, takes(clock, FORWARD_S), replayed)
     assert trial.measured == Interval.exact(gain)
-    assert signs(trial, *said) == said
-
-
-@pytest.mark.parametrize("heals", [True, False])
-def test_a_capture_that_fails_leaves_the_stream_and_the_memory_as_they_were_or_a_doubt(clock, monkeypatch, heals):
-    cuda = FakeCuda(clock, FORWARD_S, FORWARD_S, reads=True)
-    cuda.heals = heals
-    cuda.install(monkeypatch)
-    outcome = tried(clock, cuda.work, graph_replay(cuda.work, IDLE_DEVICE))
-    assert [untried.kind for untried in outcome.untried] == ["failed"]
-    assert "previous error during capture" in outcome.untried[0].reason
-    assert cuda.stream == "default" and cuda.waits  # a broken capture is over before anything else is timed
-    assert (cuda.open_pools, cuda.reserved) == ([], 0) if heals else cuda.reserved
-    assert [doubt.kind for doubt in outcome.doubts] == ([] if heals else ["disturbed"])
+    assert signs(trial, *signs_of) == signs_of
 
 
 class Clocks:

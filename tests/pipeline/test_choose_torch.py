@@ -124,8 +124,8 @@ def test_a_torch_that_computes_is_kept_and_else_one_that_will_is_chosen(
     monkeypatch, capsys, machine, processor, there, expected
 ):
     here = Nowhere(monkeypatch, machine, processor, there)
-    found = here.torch(there)
-    if found and gpu_and_torch.why_unusable(found, here.driver()) is None:
+    torch = here.torch(there)
+    if torch and gpu_and_torch.why_unusable(torch, here.driver()) is None:
         assert expected == KEPT
         return
     assert choose_torch.main() == 0

@@ -55,6 +55,17 @@ def measure(run: cli.Run) -> None:
     run.say("measured")
 
 
+def interrupted(run: cli.Run) -> None:
+    """Stand in for a step that a person stops."""
+    raise KeyboardInterrupt
+
+
+def incomplete(run: cli.Run) -> int:
+    """Stand in for step 02 of which a point failed."""
+    measure(run)
+    return cli.INCOMPLETE
+
+
 def results(workplace: Path) -> Path:
     return workplace / "results"
 
@@ -139,6 +150,11 @@ def test_a_results_folder_that_is_locked_or_no_folder_is_refused(workplace, caps
     assert run(workplace, measure) == 0
 
 
+def resumed(workplace: Path) -> bool:
+    """Tell whether step 02 has gone on with what an earlier attempt had left."""
+    return json.loads((results(workplace) / "baseline_metrics.json").read_text())["resumed"]
+
+
 def test_resume_keeps_a_finished_step_where_only_other_settings_changed(workplace, capsys):
     run(workplace, measure)
     assert run(workplace, measure, "--resume") == 0
@@ -204,12 +220,9 @@ def test_resume_runs_again_when_the_data_changed(workplace, capsys):
 
 
 def test_resume_continues_an_interrupted_step_with_equal_settings(workplace, capsys):
-    def interrupted(run: cli.Run) -> None:
-        raise KeyboardInterrupt
-
     run(workplace, interrupted)
     assert run(workplace, measure, "--resume") == 0
-    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
+    assert resumed(workplace)
     assert "step 02: continues (same settings, program, data and machine)" in capsys.readouterr().err
 
 
@@ -220,7 +233,7 @@ def test_resume_does_not_continue_work_of_other_settings(workplace):
 
     run(workplace, interrupted)
     run(workplace, measure, "--resume", "profiling.max_length=64")
-    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": False}
+    assert not resumed(workplace)
     assert not (results(workplace) / ".receipts" / "02-visits-float32.jsonl").exists()
 
 
@@ -289,10 +302,6 @@ def test_resume_under_another_file_name_runs_again(workplace):
 
 
 def test_a_kill_between_marker_and_receipt_leaves_something_to_continue(workplace, monkeypatch):
-    def incomplete(run: cli.Run) -> int:
-        measure(run)
-        return cli.INCOMPLETE
-
     run(workplace, incomplete)
     if os.fork() == 0:
         monkeypatch.setattr("pathlib.Path.unlink", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
@@ -301,29 +310,22 @@ def test_a_kill_between_marker_and_receipt_leaves_something_to_continue(workplac
     _, status = os.wait()
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert run(workplace, measure, "--resume") == 0
-    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
+    assert resumed(workplace)
 
 
 def test_plain_start_after_an_interruption_says_that_resume_exists(workplace, capsys):
-    def interrupted(run: cli.Run) -> None:
-        raise KeyboardInterrupt
-
     run(workplace, interrupted)
     run(workplace, measure)
     assert "--resume would have continued it" in capsys.readouterr().err
 
 
 def test_incomplete_step_keeps_its_results_and_runs_again_on_resume(workplace, capsys):
-    def incomplete(run: cli.Run) -> int:
-        measure(run)
-        return cli.INCOMPLETE
-
     assert run(workplace, incomplete) == 4
     assert run(workplace, measure, "--resume") == 0
-    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
+    assert resumed(workplace)
     run(workplace, measure)
     run(workplace, measure, "--resume", "evaluation.limit=5", "targets.accuracy=0.5")
-    assert json.loads((results(workplace) / "baseline_metrics.json").read_text()) == {"resumed": True}
+    assert resumed(workplace)
     assert "step 02: runs (evaluation.limit changed: None -> 5)" in capsys.readouterr().err
 
 
@@ -428,7 +430,7 @@ def test_nothing_is_silent_for_more_than_ten_seconds(capsys):
         console.beat()
     said = [line.split(" ", 1)[-1] for line in capsys.readouterr().err.splitlines()]
     assert said[1:] == [
-        "still at work, 00:12 since the line above", "still at work, 00:23 since the line above",
+        "still running, 00:12 since the last line", "still running, 00:23 since the last line",
         "trials 1/4 ETA 01:00 one", "trials 1/4 ETA 00:43 (00:37 so far)",
     ]  # fmt: skip
 

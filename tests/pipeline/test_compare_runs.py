@@ -218,8 +218,8 @@ def test_rows_are_worked_out_from_the_timings_as_the_sweep_does(tmp_path: Path) 
     files.write_csv(folder / "raw_samples.csv", visits.raw_rows(made), visits.RAW_COLUMNS)
     rows = [{name: str(value) for name, value in row.items()} for row in visits.raw_rows(made)]
     assert sorted(visits_of(rows, document(made)), key=str) == sorted(made, key=str)
-    found = rounds_of(made)["bfloat16", 8].seconds
-    assert found == pytest.approx({number: 0.002 * factor for number, factor in enumerate(SPREAD)}, rel=1e-12)
+    result = rounds_of(made)["bfloat16", 8].seconds
+    assert result == pytest.approx({number: 0.002 * factor for number, factor in enumerate(SPREAD)}, rel=1e-12)
 
 
 def test_the_minimum_effect_is_3_percent_on_a_cpu_and_2_on_a_gpu(compare: Command, tmp_path: Path) -> None:
@@ -311,10 +311,10 @@ def test_a_file_that_the_disk_no_longer_gives_is_named(compare: Command, a: Path
     with injected(a) as done:
         compare(a, a)
     reads = [path for operation, path in done if operation == "read"]
-    place = next(place for place, path in enumerate(reads, 1) if path.endswith(name))
-    with injected(a, Fault("read", place, errno.EIO)):
+    position = next(position for position, path in enumerate(reads, 1) if path.endswith(name))
+    with injected(a, Fault("read", position, errno.EIO)):
         code, _, notes = compare(a, a)
-    assert code == 3 and f"{name}: the disk at" in notes and "fails or is gone (Input/output error)" in notes
+    assert code == 3 and f"{name}: the disk at" in notes and "failed or is gone (Input/output error)" in notes
 
 
 def test_the_pass_over_the_dataset_is_paired_by_shard(compare: Command, tmp_path: Path) -> None:
@@ -352,15 +352,15 @@ def test_json_is_one_strict_document(with_b: Command) -> None:
     name = {**MODEL, "name": "intents é\u2028\u202e"}
     code, shown, _ = with_b(sweep(SLOWER), "--json", model=name)
     assert code == 1 and shown.isascii()
-    found = json.loads(shown, parse_constant=pytest.fail)
-    assert found["verdict"] == "regression"
-    assert found["b"]["model"] == name["name"]
-    assert found["minimum_effect_pct"] == 3.0
-    assert [row["verdict"] for row in found["rows"]] == ["same", "slower", "same"]
-    slower = found["rows"][1]
+    result = json.loads(shown, parse_constant=pytest.fail)
+    assert result["verdict"] == "regression"
+    assert result["b"]["model"] == name["name"]
+    assert result["minimum_effect_pct"] == 3.0
+    assert [row["verdict"] for row in result["rows"]] == ["same", "slower", "same"]
+    slower = result["rows"][1]
     assert slower["time_ratio_ci_low"] < slower["time_ratio"] < slower["time_ratio_ci_high"]
     assert (slower["rounds_a"], slower["rounds_b"], slower["batch_size"]) == (5, 5, 8)
-    assert found["changes"][0] == {"name": "model.name", "a": "intents", "b": name["name"]}
+    assert result["changes"][0] == {"name": "model.name", "a": "intents", "b": name["name"]}
 
 
 def test_a_metrics_file_may_stand_for_its_folder(compare: Command, a: Path) -> None:
@@ -398,13 +398,13 @@ def test_unusable_input_ends_with_2_and_names_the_file(
 def test_dtypes_of_one_run_are_compared_with_the_first() -> None:
     made = sweep({("float32", 1): 0.004, ("float32", 8): 0.002, ("bfloat16", 1): 0.004, ("bfloat16", 8): 0.001})
     made += [replace(visit, dtype="float16") for visit in sweep({8: 0.002})]
-    found = between_dtypes(document(made, device=GPU), rounds_of(made))
-    assert [(row.dtype_a, row.dtype_b, row.batch_size, row.verdict) for row in found] == [
+    result = between_dtypes(document(made, device=GPU), rounds_of(made))
+    assert [(row.dtype_a, row.dtype_b, row.batch_size, row.verdict) for row in result] == [
         ("float32", "bfloat16", 1, "same"),
         ("float32", "bfloat16", 8, "faster"),
         ("float32", "float16", 8, "same"),
     ]
-    assert found[1].time_ratio == pytest.approx(0.5, rel=1e-12)
+    assert result[1].time_ratio == pytest.approx(0.5, rel=1e-12)
 
 
 def test_dtypes_are_compared_round_by_round_so_that_a_change_of_load_hits_both() -> None:
@@ -452,15 +452,15 @@ def test_a_run_says_what_a_second_one_would_need_to_be_found_the_same(half_width
         "latency_per_batch_ms_mean": 40.0,
     }
     rows = [{**row("float32", size), **known} for size in (1, 8)] + [row("float32", 64, "oom")]
-    found = facts.budget_for_same(document([], batch_sizes=rows))
-    assert found and (found.rows, found.enough, found.is_met) == (2, enough, is_met)
+    result = facts.budget_for_same(document([], batch_sizes=rows))
+    assert result and (result.rows, result.enough, result.is_met) == (2, enough, is_met)
     if half_width == 50.0:
-        assert "rounds vary too much" in found.text(0.03)
+        assert "rounds vary too much" in result.text(0.03)
     elif not is_met:
         assert (
-            found.max_seconds == 11.0
+            result.max_seconds == 11.0
         )  # 18 rounds: ten batches take 0.4 s, that of typical cost 0.1 s, untimed and timed
-        assert "profiling.max_seconds_per_batch_size=" in found.text(0.03)
+        assert "profiling.max_seconds_per_batch_size=" in result.text(0.03)
     assert facts.budget_for_same(document([], batch_sizes=rows[2:])) is None
 
 
@@ -479,12 +479,12 @@ def stage_rows(a, b) -> dict[str, comparison.StageRow]:
 
 
 def test_the_stage_that_grew_is_slower_and_the_mirror_image_faster():
-    found = stage_rows(trained(), trained(forward=6.0))
-    assert found["forward"].comparison.verdict == "slower" and found["forward"].comparison.ratio == pytest.approx(2.0)
-    assert found[comparison.STEP_ROW].comparison.ratio == pytest.approx(1.3)
-    assert {found[name].comparison.verdict for name in ("data", "backward", "optimizer")} == {"same"}
-    assert found["forward"].a.share == pytest.approx(0.3) and found["forward"].b.share == pytest.approx(6 / 13)
-    assert found["forward"].b.low is not None
+    result = stage_rows(trained(), trained(forward=6.0))
+    assert result["forward"].comparison.verdict == "slower" and result["forward"].comparison.ratio == pytest.approx(2.0)
+    assert result[comparison.STEP_ROW].comparison.ratio == pytest.approx(1.3)
+    assert {result[name].comparison.verdict for name in ("data", "backward", "optimizer")} == {"same"}
+    assert result["forward"].a.share == pytest.approx(0.3) and result["forward"].b.share == pytest.approx(6 / 13)
+    assert result["forward"].b.low is not None
     slower, faster = trained(1.25), trained()
     pairs = [(faster, slower), (slower, faster)]
     one, other = (stage_rows(*pair)[comparison.STEP_ROW].comparison for pair in pairs)
@@ -492,11 +492,11 @@ def test_the_stage_that_grew_is_slower_and_the_mirror_image_faster():
 
 
 def test_what_cannot_be_compared_has_a_reason():
-    found = stage_rows(trained(), trained(reward=2.0))
-    assert (found["reward"].comparison, found["reward"].reason) == (None, "only B has it")
-    assert found["reward"].a is None and found["reward"].b.step_s == pytest.approx(2.08e-3)
-    found = stage_rows(trained(sync=0.0), trained(sync=0.0))
-    assert (found["sync"].comparison, found["sync"].reason) == (None, "in some windows it took no time")
+    result = stage_rows(trained(), trained(reward=2.0))
+    assert (result["reward"].comparison, result["reward"].reason) == (None, "only B has it")
+    assert result["reward"].a is None and result["reward"].b.step_s == pytest.approx(2.08e-3)
+    result = stage_rows(trained(sync=0.0), trained(sync=0.0))
+    assert (result["sync"].comparison, result["sync"].reason) == (None, "in some windows it took no time")
     with pytest.raises(ValueError, match="B has 5 undisturbed steps"):
         comparison.contrast(trained(), times_of([USUAL] * 5))
 
@@ -516,8 +516,8 @@ def test_training_runs_are_compared_on_the_command_line(stages, verdict, code, t
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", stages=USUAL | stages)
     main = importlib.import_module("scripts.compare_runs").main
     assert main([str(a), str(b), "--json"]) == code
-    [found] = json.loads(capsys.readouterr().out)["comparisons"]
-    assert found["verdict"] == verdict
+    [result] = json.loads(capsys.readouterr().out)["comparisons"]
+    assert result["verdict"] == verdict
     assert main([str(a), str(b)]) == code
     shown = capsys.readouterr().out
     assert "whole step" in shown and verdict in shown and "model: a → b" in shown

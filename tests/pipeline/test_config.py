@@ -48,14 +48,14 @@ def test_config_files_state_every_key_or_leave_it_out(written):
 
 def test_all_mistakes_are_reported_at_once_with_their_place(written):
     path = written(MINIMAL + "profiling:\n  batch_szies: [1]\n  num_warmup_runs: ten\n  batch_sizes: [0, 2]\n")
-    found = problems(path)
-    assert "FILE:6:3: profiling.batch_szies: unknown key, did you mean 'batch_sizes'?" in found
+    lines = problems(path)
+    assert "FILE:6:3: profiling.batch_szies: unknown key, did you mean 'batch_sizes'?" in lines
     assert (
         "FILE:7:3: profiling.num_warmup_runs: input should be a valid integer, "
-        "unable to parse string as an integer (got 'ten')" in found
+        "unable to parse string as an integer (got 'ten')" in lines
     )
-    assert "FILE:8:17: profiling.batch_sizes[0]: input should be greater than 0 (got 0)" in found
-    assert found[-1] == "3 problems; nothing was run"
+    assert "FILE:8:17: profiling.batch_sizes[0]: input should be greater than 0 (got 0)" in lines
+    assert lines[-1] == "3 problems; nothing was run"
     path = written(MINIMAL + "trace:\n  stacks: true\n  stacks: false\n")
     assert "FILE:7:3: trace.stacks: duplicate key; it first stands at FILE:6:3" in problems(path)
 
@@ -87,15 +87,15 @@ def test_wrong_override_is_reported_as_such(written, override, expected):
 
 
 def test_two_sources_of_data_are_refused_with_the_way_out(written):
-    found = problems(written(MINIMAL + "  hf_name: a/b\n"))
-    assert found[0].startswith(
+    lines = problems(written(MINIMAL + "  hf_name: a/b\n"))
+    assert lines[0].startswith(
         "FILE:3:1: dataset: exactly one of hf_name, file and quickstart names the data, here hf_name and file"
     )
 
 
 def test_quickstart_model_needs_the_quickstart_data(written):
-    found = problems(written(MINIMAL), "model.name=quickstart")
-    assert "dataset.quickstart=true" in found[0]
+    lines = problems(written(MINIMAL), "model.name=quickstart")
+    assert "dataset.quickstart=true" in lines[0]
 
 
 POD = ROOT / "configs/config.yaml"

@@ -69,6 +69,14 @@ def write_source(config: Config, *rows: tuple) -> None:
         )
 
 
+def prepared(config: Callable[..., Config], model: ModelSource) -> Config:
+    """Return the settings of a dataset of one row, which is normalised."""
+    settings = config()
+    write_source(settings, ("one", "praise"))
+    normalise(settings, model)
+    return settings
+
+
 def test_texts_survive_exactly(config, model):
     source = random.Random(0)
     texts = ["x" + "".join(source.choices(PIECES, k=source.randint(0, 12))) for _ in range(2000)]
@@ -132,13 +140,13 @@ def test_texts_without_labels_are_kept_and_what_is_about_labels_is_unknown(confi
     layout = Layout.of(settings)
     rows = data.load_texts(layout)
     assert (rows.texts, rows.labels) == (["one", " two,\t2", "one"], None)
-    found = receipt.statistics
-    assert not receipt.has_labels and found.counts == dict.fromkeys(LABELS)
-    assert (found.balance, found.contradicting_labels, found.duplicate_rows) == (None, None, 1)
+    statistics = receipt.statistics
+    assert not receipt.has_labels and statistics.counts == dict.fromkeys(LABELS)
+    assert (statistics.balance, statistics.contradicting_labels, statistics.duplicate_rows) == (None, None, 1)
     assert "Labels: none, so accuracy is not measured" in receipt.lines()
     assert data.check_receipt(settings, layout) == receipt
     copy = data.inspect(lambda: data.open_normalised(layout, receipt), model, lambda text: None)
-    assert copy.statistics() == found
+    assert copy.statistics() == statistics
 
 
 def test_labels_may_be_left_out(config, model):
@@ -186,9 +194,7 @@ def test_receipt_is_accepted_by_the_configuration_it_was_made_with(config, model
 
 
 def test_evaluating_another_number_of_rows_needs_no_other_data(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    settings = prepared(config, model)
     assert data.check_receipt(config(sample_sizes=[1]), Layout.of(settings)).rows == 1
 
 
@@ -204,9 +210,7 @@ def test_missing_receipt_is_refused_with_the_command(config):
 
 
 def test_other_settings_are_refused_with_both_values(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    prepared(config, model)
     message = refusal(config(file=None, hf_name="org/set", text_column="body"))
     assert "dataset.hf_name is 'org/set', the data was made with None" in message
     assert "dataset.text_column is 'body', the data was made with 'text'" in message
@@ -214,9 +218,7 @@ def test_other_settings_are_refused_with_both_values(config, model):
 
 
 def test_another_model_is_refused(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    settings = prepared(config, model)
     renamed = settings.model_copy(update={"model": settings.model.model_copy(update={"name": "another"})})
     assert "model.name is 'another', the data was made with 'model'" in refusal(renamed)
     retrained = ModelSource("model", model.path, "folder", None, "e" * 64)
@@ -224,9 +226,7 @@ def test_another_model_is_refused(config, model):
 
 
 def test_data_that_the_receipt_does_not_match_is_refused(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    settings = prepared(config, model)
     dataset = Layout.of(settings).dataset
     dataset.write_text(dataset.read_text().replace("one", "two"))
     assert "holds data that the receipt does not match" in refusal(settings)
@@ -235,9 +235,7 @@ def test_data_that_the_receipt_does_not_match_is_refused(config, model):
 
 
 def test_source_that_was_edited_since_is_refused_and_one_that_is_gone_is_not(config, model):
-    settings = config()
-    write_source(settings, ("one", "praise"))
-    normalise(settings, model)
+    settings = prepared(config, model)
     source = Path(settings.dataset.file)
     source.touch()
     assert data.check_receipt(settings, Layout.of(settings)).rows == 1
@@ -367,11 +365,11 @@ QUESTION = "How do I locate my new card?"
     ],
 )
 def test_usual_names_are_found(header, wanted, names):
-    found = of_cells("x.csv", [header, ["1"] * len(header)], wanted)
-    assert (found.names, found.has_header) == (names, True)
-    assert found.text == header.index(names[0])
+    columns = of_cells("x.csv", [header, ["1"] * len(header)], wanted)
+    assert (columns.names, columns.has_header) == (names, True)
+    assert columns.text == header.index(names[0])
     other_names = [name for name in names if name and name not in (wanted.text, wanted.label)]
-    assert all(any(repr(name) in remark for remark in found.remarks) for name in other_names)
+    assert all(any(repr(name) in remark for remark in columns.remarks) for name in other_names)
 
 
 @pytest.mark.parametrize(
@@ -387,13 +385,13 @@ def test_usual_names_are_found(header, wanted, names):
     ],
 )
 def test_file_without_a_header_is_read_from_its_first_row(rows, wanted, names):
-    found = of_cells("x.csv", rows, wanted)
-    assert (found.names, found.has_header) == (names, False)
-    assert bool(found.remarks) != wanted.by_place, "what the settings say is no assumption"
+    columns = of_cells("x.csv", rows, wanted)
+    assert (columns.names, columns.has_header) == (names, False)
+    assert bool(columns.remarks) != wanted.by_number, "what the settings say is no assumption"
 
 
 @pytest.mark.parametrize(
-    ("rows", "wanted", "told"),
+    ("rows", "wanted", "message"),
     [
         ([["7", QUESTION, "lost"]], Wanted(), r"no header \(its first row is '7', .*dataset.text_column=2"),
         ([["uid", "remark", "stars"], ["7", QUESTION, "5"]], Wanted(), "There are: uid, .*dataset.text_column=remark"),
@@ -401,15 +399,15 @@ def test_file_without_a_header_is_read_from_its_first_row(rows, wanted, names):
         ([["text", "labels"]], Wanted("txet"), "no column 'txet'.*did you mean 'text'"),
         ([["text", "stars"]], Wanted("text", "star"), "did you mean 'stars'.*dataset.label_column=null"),
         ([["a", "b"]], Wanted(3, 1), "dataset.text_column is 3, but there are 2"),
-        ([["a", "b"]], Wanted(1, "b"), "give both as numbers, or both as names"),
+        ([["a", "b"]], Wanted(1, "b"), "Give both as numbers, or both as names"),
         ([["text;label"]], Wanted(), "separated by ';'"),
         ([], Wanted(), "no column 'text'"),
     ],
 )
-def test_what_cannot_be_told_ends_with_what_to_type(rows, wanted, told):
+def test_what_cannot_be_told_ends_with_what_to_type(rows, wanted, message):
     with pytest.raises(InputError) as caught:
         of_cells("x.csv", rows, wanted)
-    assert re.search(told, str(caught.value)), caught.value
+    assert re.search(message, str(caught.value)), caught.value
 
 
 def test_columns_with_names_are_not_numbered():
@@ -519,5 +517,5 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_structural_fault_is_one_message_that_names_its_place(tmp_path, fault):
-    name, content, told = FAULTS[fault]
-    assert told in refused(saved(tmp_path / name, content))
+    name, content, message = FAULTS[fault]
+    assert message in refused(saved(tmp_path / name, content))

@@ -73,8 +73,8 @@ def test_dataset_tool_ends_with_1_for_a_finding(run, source, capsys):
     said = "1 of the model's 3 labels never occur (question)"
     assert f"finding: {said}" in capsys.readouterr().out
     assert run("validate_dataset", "--json") == 1
-    found = json.loads(capsys.readouterr().out)
-    assert said in found["findings"][0] and found["statistics"]["counts"]["praise"] == 1
+    document = json.loads(capsys.readouterr().out)
+    assert said in document["findings"][0] and document["statistics"]["counts"]["praise"] == 1
 
 
 def test_step_00_shows_the_machine_as_json_and_nothing_else_on_stdout(run, capsys):

@@ -25,7 +25,7 @@ from utils.baseline import columns, diagnosis
 from utils.baseline import inference as profiler
 from utils.baseline.columns import COLUMNS, NAMES, NOT_DIAGNOSED, Finding
 from utils.baseline.diagnosis import DOUBTS_OF_A_VERDICT, Subject, _Case, diagnose
-from utils.baseline.inference import InferenceProfiler
+from utils.baseline.inference import InferenceProfiler, SweepSettings
 from utils.baseline.rounds import Visit
 from utils.baseline.selection import Selection
 
@@ -134,7 +134,7 @@ class Bench:
         owner = InferenceProfiler(self.model, self.tokenizer, CPU, timer=self.timer)
         with self.takes_time:
             self.rows = owner.profile_multiple_batch_sizes(
-                self.texts, batch_sizes, num_runs=2, on_visit=self.visits.append, **options
+                self.texts, batch_sizes, num_runs=2, settings=SweepSettings(**options), on_visit=self.visits.append
             )
         return self
 

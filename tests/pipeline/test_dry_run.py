@@ -46,7 +46,7 @@ def test_more_batch_sizes_and_seconds_take_more_minutes(capsys, tmp_path) -> Non
     assert minutes("profiling.max_seconds_per_batch_size=60") > minutes()
 
 
-def told(capsys: pytest.CaptureFixture[str], folder: Path, *settings: str) -> dict:
+def document(capsys: pytest.CaptureFixture[str], folder: Path, *settings: str) -> dict:
     quick = ["--config", "configs/quickstart.yaml", f"output.results_dir={folder}", "evaluation.enabled=false"]
     assert dry_run.main(["00", "02", "03", "04", "05", "--", *quick, *settings, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -60,23 +60,23 @@ def a_card_that_may_take(watts: float | None, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_steps_but_the_download_and_the_whole_set_have_a_time_before_anything_has_run(capsys, tmp_path) -> None:
-    alone = told(capsys, tmp_path, "model.device=cpu")
+    alone = document(capsys, tmp_path, "model.device=cpu")
     assert alone["not_counted"] == [] and alone["estimated_minutes"] > 0
-    shorter = told(capsys, tmp_path, "model.device=cpu", "layers.enabled=false")
+    shorter = document(capsys, tmp_path, "model.device=cpu", "layers.enabled=false")
     assert alone["estimated_minutes"] - shorter["estimated_minutes"] == pytest.approx(120 / 60, abs=0.11)
 
 
 def test_the_energy_is_what_the_power_limit_allows_in_that_time_and_null_where_no_limit_is_known(
     capsys, tmp_path, monkeypatch
 ) -> None:
-    without = told(capsys, tmp_path)
+    without = document(capsys, tmp_path)
     assert without["estimated_energy_wh_at_most"] is None and without["energy_reason"]
     a_card_that_may_take(700.0, monkeypatch)
-    found = told(capsys, tmp_path)
-    assert found["estimated_energy_wh_at_most"] == pytest.approx(700 / 60 * found["estimated_minutes"], rel=0.01)
-    assert found["estimated_minutes"] > without["estimated_minutes"], "the counter of energy takes its windows"
+    energy = document(capsys, tmp_path)
+    assert energy["estimated_energy_wh_at_most"] == pytest.approx(700 / 60 * energy["estimated_minutes"], rel=0.01)
+    assert energy["estimated_minutes"] > without["estimated_minutes"], "the counter of energy takes its windows"
     a_card_that_may_take(None, monkeypatch)
-    refused = told(capsys, tmp_path)
+    refused = document(capsys, tmp_path)
     assert (refused["estimated_energy_wh_at_most"], refused["energy_reason"]) == (
         None,
         "power_limit_w: NVML: Not Supported",

@@ -47,8 +47,8 @@ def device_with(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have every device multiply in these dtypes and in float32; a GPU is called Tesla T4."""
 
     def have(*dtypes: str) -> None:
-        monkeypatch.setattr(devices, "has_bfloat16_products", lambda device: "bfloat16" in dtypes)
-        monkeypatch.setattr(devices, "has_float16_products", lambda device: "float16" in dtypes)
+        monkeypatch.setattr(devices, "has_bfloat16_matmul", lambda device: "bfloat16" in dtypes)
+        monkeypatch.setattr(devices, "has_float16_matmul", lambda device: "float16" in dtypes)
         named = {"type": "cuda", "name": "Tesla T4"}
         monkeypatch.setattr(devices, "describe", lambda device: named if device == GPU else {"type": "cpu"})
 
@@ -56,7 +56,7 @@ def device_with(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changes", "found", "by"),
+    ("changes", "dtype", "by"),
     [
         ({}, "bfloat16", "dtype of its config.json"),
         ({"dtype": None, "torch_dtype": "torch.float16"}, "float16", "torch_dtype of its config.json"),
@@ -65,13 +65,13 @@ def device_with(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"dtype": {"text_config": "float32"}}, "bfloat16", "most of its weights"),
     ],
 )
-def test_the_own_dtype_is_what_the_configuration_says_or_most_weights_have(tmp_path, changes, found, by):
+def test_the_own_dtype_is_what_the_configuration_says_or_most_weights_have(tmp_path, changes, dtype, by):
     folder = saved(tmp_path, **changes)
     path = folder / "model.safetensors"
-    few = {name: each.float() if "bias" in name else each for name, each in load_file(path).items()}
+    few = {name: weight.float() if "bias" in name else weight for name, weight in load_file(path).items()}
     few["position_ids"] = torch.arange(10**6)  # integers are no weights
     save_file(few, path, {"format": "pt"})
-    assert model_source.own_dtype(folder) == (found, by)
+    assert model_source.own_dtype(folder) == (dtype, by)
 
 
 def test_all_parts_of_divided_weights_count(tmp_path):
@@ -137,13 +137,13 @@ def test_a_dtype_that_is_asked_for_is_taken_and_said_to_be_emulated(tmp_path, de
 def test_float16_is_fast_from_volta_on(monkeypatch, major, has):
     properties = SimpleNamespace(major=major)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert devices.has_float16_products(GPU) is has
+    assert devices.has_float16_matmul(GPU) is has
 
 
 def test_a_checkpoint_in_bfloat16_is_loaded_and_held_against_float32(tmp_path, device_with):
     device_with("bfloat16")
     loaded, agreed = models.load_agreeing(source(saved(tmp_path)), "cpu", "auto", TEXTS, (64, 0.9))
-    assert loaded.dtype == "bfloat16" and {each.dtype for each in loaded.model.parameters()} == {torch.bfloat16}
+    assert loaded.dtype == "bfloat16" and {weight.dtype for weight in loaded.model.parameters()} == {torch.bfloat16}
     assert agreed.max_abs_logit_difference > 0 and agreed.share >= 0.9
     assert loaded.choice.reason == "the checkpoint's own, by dtype of its config.json"
 
@@ -258,7 +258,7 @@ def test_a_card_is_swept_and_evaluated_in_what_it_multiplies_in(card, dtype, dou
     assert {row["dtype"] for row in document["batch_sizes"]} == {dtype}
     assert document["full_dataset_metrics"]["dtype"] == dtype
     assert (document["full_dataset_metrics"]["exactness"] or {}).get("precision") == (dtype if doubt is None else None)
-    said = [each for each in document["doubts"] if "model.dtype" in each]
+    said = [doubt_text for doubt_text in document["doubts"] if "model.dtype" in doubt_text]
     assert said == (
         [] if doubt is None else [f"model.dtype=auto holds the model in float32: {doubt}, slower than that"]
     )

@@ -44,8 +44,8 @@ def starts(folder: EvaluationFolder) -> list[float]:
 def stored(url: str, earlier: bool = False) -> set[str]:
     """Return the names of the files of the evaluation in a store, or of the earlier ones."""
     system, root = fsspec.core.url_to_fs(url)
-    places = [Path(path).relative_to(root) for path in system.find(root)]
-    return {path.name for path in places if (path.parts[0] == "previous" if earlier else len(path.parts) == 1)}
+    positions = [Path(path).relative_to(root) for path in system.find(root)]
+    return {path.name for path in positions if (path.parts[0] == "previous" if earlier else len(path.parts) == 1)}
 
 
 def test_step_02_resumes_a_finished_evaluation_and_without_resume_makes_another(at, tmp_path, monkeypatch, capsys):

@@ -224,13 +224,13 @@ def test_a_worker_needs_the_store_alone_and_proves_its_inputs(made, planned, tmp
     folder, expected = planned
     store = storage.Storage("memory://run")
     store.push_plan(folder)
-    places = [tmp_path / name for name in ("one", "two")]
-    for directory in places:
+    positions = [tmp_path / name for name in ("one", "two")]
+    for directory in positions:
         directory.mkdir()
-    monkeypatch.chdir(places[0])
+    monkeypatch.chdir(positions[0])
     names = ray_engine.Worker(Path("/nowhere/plan.json"), ray_engine.Demand(store_url="memory://run"))
     used = names.open().plan.places
-    assert all(Path(path).is_relative_to(places[0]) for path in (used.dataset, used.model))
+    assert all(Path(path).is_relative_to(positions[0]) for path in (used.dataset, used.model))
     assert [names.predict([shard], False)[0].status for shard in (0, 1, 0)] == ["predicted", "predicted", "kept"]
     assert parts_of(folder) == {}
     assert store.pull(folder, range(5)) == {0, 1}
@@ -238,7 +238,7 @@ def test_a_worker_needs_the_store_alone_and_proves_its_inputs(made, planned, tmp
     dataset = next(path for path in MemoryFileSystem.store if path.endswith(".csv"))
     MemoryFileSystem().pipe_file(dataset, MemoryFileSystem().cat_file(dataset).replace(b"good", b"bad", 1))
     with pytest.raises(InputError, match="are not those of the plan"):
-        store.fetch_inputs(places[1])
+        store.fetch_inputs(positions[1])
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])

@@ -137,9 +137,9 @@ def tables(rows: int, pieces: int, seed: int = 3):
     source = np.random.default_rng(seed)
     labels, logits = source.integers(0, 3, rows), source.integers(0, 6, (rows, 3)).astype(np.float32)
     lengths = source.integers(1, 9, rows)
-    for places in np.array_split(np.arange(rows), pieces):
-        table = score.table(places, labels[places], lengths[places], logits[places])
-        yield table, [f"text {row}" for row in places]
+    for positions in np.array_split(np.arange(rows), pieces):
+        table = score.table(positions, labels[positions], lengths[positions], logits[positions])
+        yield table, [f"text {row}" for row in positions]
 
 
 def kept(shards) -> tuple[quality.ConfidentMistake, ...]:

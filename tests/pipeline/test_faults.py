@@ -1,7 +1,4 @@
-"""Whatever fails at whichever operation on files: a file is old or new, a step ends well, is refused or goes on.
-
-The half that takes seconds; `make truth ARGS="-k faults"` does the rest.
-"""
+"""Whatever fails at whichever operation on files: a file is old or new, a step ends well, is refused or goes on."""
 
 import errno
 import json
@@ -58,15 +55,15 @@ def step(tmp_path):
     [
         (errno.ENOSPC, ": no space left on the disk at "),
         (errno.EDQUOT, ": this user's quota on the disk at "),
-        (errno.EIO, " fails or is gone (Input/output error)"),
+        (errno.EIO, " failed or is gone (Input/output error)"),
         (errno.EMFILE, ": this process may open no more than "),
-        (errno.EROFS, ": Read-only file system; change its rights or its disk"),
+        (errno.EROFS, ": Read-only file system; change its permissions"),
     ],
 )
 def test_a_message_names_the_real_file_its_disk_and_the_limit(step, tmp_path, number, words):
     paths = [path for operation, path in in_child(step, tmp_path).done if operation == "open"]
-    place = next(place for place, path in enumerate(paths, 1) if path.endswith("baseline_metrics.json"))
-    fault = Fault("open", place, number)
+    index = next(index for index, path in enumerate(paths, 1) if path.endswith("baseline_metrics.json"))
+    fault = Fault("open", index, number)
     ended = in_child(step, tmp_path, fault)
     assert ended.code == 3
     message = ended.said.splitlines()[-1]

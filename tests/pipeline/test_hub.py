@@ -199,9 +199,9 @@ def test_what_the_hub_does_not_give_is_one_message_with_a_way_out(online, scenar
 
 
 def test_dataset_has_the_split_asked_for_its_texts_as_they_are_and_classes_by_name(online):
-    found, source = online["classes"], online["classes"]["source"]
-    assert found["texts"] == ["why?", "nice", "who?"]  # the row labelled -1, the Hub's "no label", is left out
-    assert [LABELS[label] for label in found["labels"]] == ["question", "praise", "question"]
+    dataset, source = online["classes"], online["classes"]["source"]
+    assert dataset["texts"] == ["why?", "nice", "who?"]  # the row labelled -1, the Hub's "no label", is left out
+    assert [LABELS[label] for label in dataset["labels"]] == ["question", "praise", "question"]
     assert (source["split"], source["revision"], source["config_name"]) == ("test", COMMIT, "default")
     assert online["train"]["texts"] == ["learn"] and online["train"]["source"]["split"] == "train"
     assert online["table"]["texts"] == ["NA", "two\nlines"] and online["table"]["labels"] == [1, 0]
@@ -273,4 +273,4 @@ def test_long_download_is_announced_again_and_again_in_a_log():
     with hub.announced("fetching", progress, every_s=0.001):
         assert enough.wait(60)
     assert notes[:3] == ["fetching", "fetching (0 s)", "fetching (0 s)"]
-    assert not [each for each in threading.enumerate() if "beat" in each.name]
+    assert not [thread for thread in threading.enumerate() if "beat" in thread.name]

@@ -27,7 +27,7 @@ from tests.fakes import FakeTokenizer
 from tests.gpu_double import H100, Card, Machine, plugged_in
 from tests.tiny_models import save_bert
 from utils.baseline import instruments
-from utils.baseline.inference import Guard, InferenceProfiler, _Plan
+from utils.baseline.inference import Guard, InferenceProfiler, SweepSettings, _Plan
 from utils.baseline.rounds import Visit
 from utils.command import cli
 from utils.steps import steps
@@ -78,7 +78,11 @@ def swept(card: Card) -> tuple[list[Visit], str | None, int]:
             owner = InferenceProfiler(tiny(), FakeTokenizer(), GPU, timer=timer, guard=guard, sampler=sampler)
             try:
                 owner.profile_multiple_batch_sizes(
-                    ["a b c", "d e"] * 2, [1, 2], 1, num_warmup_runs=1, max_seconds=0.001, on_visit=made.append
+                    ["a b c", "d e"] * 2,
+                    [1, 2],
+                    1,
+                    settings=SweepSettings(num_warmup_runs=1, max_seconds=0.001),
+                    on_visit=made.append,
                 )
             except DeviceLostError as lost:
                 ended = str(lost)
@@ -179,7 +183,7 @@ def test_a_script_ends_with_3_and_frees_nothing_on_a_lost_gpu(tmp_path):
 
 def test_a_trial_and_a_capture_that_lose_the_gpu_end_the_others_and_clean_nothing_up():
     released: list[None] = []
-    for place in range(3):
+    for index in range(3):
         with counted(H100) as (machine, answered):
             one = torch.ones(8, device="cuda")
 
@@ -195,7 +199,7 @@ def test_a_trial_and_a_capture_that_lose_the_gpu_end_the_others_and_clean_nothin
                 Candidate(Fix("double_batch"), lambda: Made(loses)),  # noqa: B023
                 Candidate(Fix("double_batch"), lambda: loses() or Made(forward)),  # noqa: B023
                 graph_replay(loses, 0.25),
-            )[place]
+            )[index]
             with pytest.raises(DeviceLostError, match="device-side assert"):
                 try_out(
                     forward, [losing, other],
@@ -253,8 +257,8 @@ def test_a_tool_says_to_start_it_again_and_a_loss_within_another_error_is_found(
 
     assert cli.command("A tool.", body, [], settings=None) == 3
     assert capsys.readouterr().err == (
-        "error: AcceleratorError: CUDA error: unspecified launch failure; the GPU does nothing more for this process, "
-        "what was finished is kept: start the same command again\n"
+        "error: AcceleratorError: CUDA error: unspecified launch failure; this process can no longer use the GPU. "
+        "Finished work is kept: start the same command again\n"
     )
 
 

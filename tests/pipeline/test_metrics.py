@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
-from boundby.machine import memory
+from boundby.machine import MemoryUse, memory
 from boundby.machine.disturbance import Conditions, Disturbance
 from boundby.machine.sampler import NoSource, Reading, Sampler
 from boundby.timing.timer import WarmUp
@@ -19,18 +20,18 @@ from utils.baseline.columns import COLUMNS, NAMES
 from utils.baseline.metrics import MetricsCollector
 from utils.baseline.rounds import Timing, Visit
 
-MEMORY = {
-    "device_allocated_bytes": 100 * 10**6,
-    "device_reserved_bytes": 200 * 10**6,
-    "device_peak_allocated_bytes": 150 * 10**6,
-    "device_peak_reserved_bytes": 250 * 10**6,
-    "process_bytes": 10**9,
-    "process_peak_bytes": 2 * 10**9,
-    "reasons": (),
-    "doubts": (),
-}
+MEMORY = MemoryUse(
+    device_allocated_bytes=100 * 10**6,
+    device_reserved_bytes=200 * 10**6,
+    device_peak_allocated_bytes=150 * 10**6,
+    device_peak_reserved_bytes=250 * 10**6,
+    process_bytes=10**9,
+    process_peak_bytes=2 * 10**9,
+    reasons=(),
+    doubts=(),
+)
 LOAD = Disturbance("foreign_load", "other processes used 1.0 of 2 cores")
-CPU_MEMORY = {**dict.fromkeys(MEMORY), "process_bytes": 10**9, "reasons": ("no statistics",), "doubts": ()}
+CPU_MEMORY = MemoryUse(process_bytes=10**9, reasons=("no statistics",))
 
 
 def visit(number: int, *batch_seconds: float, batch_size: int = 4, **others: Any) -> Visit:
@@ -186,7 +187,7 @@ def test_every_none_has_a_reason_and_every_reason_a_none() -> None:
 
 
 def test_memory_is_the_most_of_all_visits_in_mb() -> None:
-    more = {**MEMORY, "device_peak_allocated_bytes": 175_500_000, "process_bytes": 900_000_000}
+    more = structs.replace(MEMORY, device_peak_allocated_bytes=175_500_000, process_bytes=900_000_000)
     row = row_of(visit(0), visit(1, memory=more))
     assert (row["memory_allocated_mb"], row["memory_reserved_mb"]) == (100.0, 200.0)
     assert (row["memory_peak_mb"], row["memory_peak_reserved_mb"]) == (175.5, 250.0)
@@ -222,7 +223,7 @@ def test_too_few_readings_are_no_utilization(readings: tuple[float, ...], window
 
 def test_warm_up_and_memory_give_doubts_once() -> None:
     cold = WarmUp(3, 9.0, converged=False)
-    full = {**MEMORY, "doubts": ("device memory is nearly full",)}
+    full = structs.replace(MEMORY, doubts=("device memory is nearly full",))
     row = row_of(*(visit(number, warm_up=cold, memory=full) for number in range(5)))
     assert row["doubts"] == ["warm-up: it did not converge", "memory: device memory is nearly full"]
     assert (row["warmup_runs"], row["warmup_converged"]) == (3, False)
@@ -319,9 +320,9 @@ def test_a_measurement_spans_its_start_and_end(monkeypatch: pytest.MonkeyPatch) 
     assert seen["batches_per_sec"] == pytest.approx(11 / 2.5)
     assert seen["readings"] == {"cpu_utilization_pct": [50.0, 70.0]}
     assert seen["reading_reasons"]["gpu_utilization_pct"] == "none"
-    assert seen["memory"]["process_bytes"] > 2**20
-    assert seen["memory"]["process_peak_bytes"] == 7
-    assert seen["memory"]["device_allocated_bytes"] is None
+    assert seen["memory"].process_bytes > 2**20
+    assert seen["memory"].process_peak_bytes == 7
+    assert seen["memory"].device_allocated_bytes is None
 
 
 def test_a_measurement_ends_when_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,16 +51,16 @@ def refusal(folder: Path | str, **how: object) -> str:
 
 
 def test_folder_is_found_in_both_ways_with_one_fingerprint_that_follows_weights_and_tokenizer_alone(copy):
-    found = fetch(copy)
-    assert found == models.locate(Model(name=str(copy)), Path("unused"))
-    assert (found.origin, found.path, found.revision) == ("folder", copy, None)
+    source = fetch(copy)
+    assert source == models.locate(Model(name=str(copy)), Path("unused"))
+    assert (source.origin, source.path, source.revision) == ("folder", copy, None)
     (copy / "README.md").write_text("About this model")
-    assert fetch(copy).fingerprint == found.fingerprint
+    assert fetch(copy).fingerprint == source.fingerprint
     edit_config(copy, classifier_dropout=0.5)
     changed = fetch(copy).fingerprint
-    assert changed != found.fingerprint
+    assert changed != source.fingerprint
     (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes() + b" ")
-    assert fetch(copy).fingerprint not in (found.fingerprint, changed)
+    assert fetch(copy).fingerprint not in (source.fingerprint, changed)
 
 
 def test_what_is_no_folder_of_a_model_is_refused_without_asking_the_hub(bert):
@@ -368,11 +368,11 @@ def test_heads_of_other_tasks_and_what_is_no_parameter_may_stay_unused(copy, qwe
 @pytest.mark.parametrize("folder", ["bert", "qwen"])
 def test_batches_give_the_labels_of_single_texts(folder, request):
     loaded = models.load(fetch(request.getfixturevalue(folder)), "cpu")
-    found = models.agreement(loaded, TEXTS, max_length=64)
-    assert (found.rows, found.same_labels, found.share) == (40, 40, 1.0)
-    assert found.max_abs_logit_difference < 1e-4 and found.lowest_margin > 0
-    found.require(1.0)
-    assert found.as_dict()["share"] == 1.0
+    agreement = models.agreement(loaded, TEXTS, max_length=64)
+    assert (agreement.rows, agreement.same_labels, agreement.share) == (40, 40, 1.0)
+    assert agreement.max_abs_logit_difference < 1e-4 and agreement.lowest_margin > 0
+    agreement.require(1.0)
+    assert agreement.as_dict()["share"] == 1.0
 
 
 def test_the_texts_of_the_agreement_hold_the_shortest_and_the_longest_and_are_the_same_each_time():
@@ -389,10 +389,10 @@ def test_answers_that_are_wrong_or_no_numbers_fail_the_agreement(qwen, bert):
     assert loaded.tokenizer.pad_token == "[END]"  # a decoder without a padding token pads with its end token
     assert loaded.model.config.pad_token_id == loaded.tokenizer.pad_token_id
     loaded.model.config.pad_token_id = WORDS.index("a") + 3
-    found = models.agreement(loaded, TEXTS, max_length=64)
-    assert found.share < 1
-    with pytest.raises(InputError, match=f"agree on {found.same_labels} of 40 texts.*pad_token_id"):
-        found.require(0.995)
+    agreement = models.agreement(loaded, TEXTS, max_length=64)
+    assert agreement.share < 1
+    with pytest.raises(InputError, match=f"agree on {agreement.same_labels} of 40 texts.*pad_token_id"):
+        agreement.require(0.995)
     loaded = models.load(fetch(bert), "cpu")
     with torch.no_grad():
         loaded.model.classifier.bias.fill_(float("nan"))

@@ -149,16 +149,16 @@ def test_a_run_stalls_when_no_stage_ends_for_longer_than_allowed():
 def test_every_rule_is_stated_and_each_process_speaks_for_itself():
     fine, hungry = (replace(running(), rank=rank, world_size=2) for rank in (0, 1))
     hungry = replace(times_of([{"data": 9.0, "forward": 1.0}] * 40), rank=1, started_unix_s=1000.0)
-    found = {alert.name: alert for alert in alerts.watch([fine, hungry], 1001.0)}
-    assert " · ".join(found) == (
+    result = {alert.name: alert for alert in alerts.watch([fine, hungry], 1001.0)}
+    assert " · ".join(result) == (
         "Slow step · Input starvation · Loss not a number · Diverging loss · Exploding gradients · Memory growth · "
         "Throttling · Stalled run"
     )
-    assert found["Input starvation"].alerts == (
+    assert result["Input starvation"].alerts == (
         "rank 1: 90 % of the time of the last 40 steps went to the wait for the next batch",
     )
-    assert found["Slow step"].alerts == () and found["Slow step"].unwatched is None
-    assert found["Throttling"].unwatched == "rank 0: the run records no metric gpu_clock_event_reasons"
+    assert result["Slow step"].alerts == () and result["Slow step"].unwatched is None
+    assert result["Throttling"].unwatched == "rank 0: the run records no metric gpu_clock_event_reasons"
     assert "more than 7 s" in alerts.watch([fine], 1001.0, 7.0)[-1].rule
 
 

@@ -29,8 +29,8 @@ TABS = {"Timing": "Stages of the steps", "Memory": "Memory over", "Artifacts": "
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("monitor")
     (folder / "runs").mkdir()
-    with serving(folder / "runs", folder, "--stall-after", "2") as found:
-        yield found
+    with serving(folder / "runs", folder, "--stall-after", "2") as result:
+        yield result
 
 
 @pytest.fixture

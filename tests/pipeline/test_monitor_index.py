@@ -33,10 +33,10 @@ def test_runs_are_found_below_the_folder_and_in_it_the_newest_first_and_every_pr
     for path, seconds in ((tmp_path / "one", 200), (tmp_path / "model" / "two", 100)):
         for file in path.iterdir():
             os.utime(file, (seconds, seconds))
-    found = known(tmp_path)
-    assert list(found) == ["one", "model/two"]
-    assert (found["one"].status, found["one"].last_step, found["one"].ranks) == ("finished", 29, 1)
-    assert found["one"].step_s == pytest.approx(0.0104)
+    result = known(tmp_path)
+    assert list(result) == ["one", "model/two"]
+    assert (result["one"].status, result["one"].last_step, result["one"].ranks) == ("finished", 29, 1)
+    assert result["one"].step_s == pytest.approx(0.0104)
     assert known(tmp_path / "one")["."].last_step == 29
     run = RunFolder(tmp_path, "model/two")
     assert [process.last_step for process in run.processes().ranks] == [4, 5]
@@ -83,10 +83,10 @@ def test_half_written_and_broken_files_are_named_with_their_reason(tmp_path):
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "stage_times.json").write_bytes(content)
-    found = known(tmp_path)
-    assert found.pop("good").fault is None
-    assert len(found) == 5
-    for entry in found.values():
+    result = known(tmp_path)
+    assert result.pop("good").fault is None
+    assert len(result) == 5
+    for entry in result.values():
         assert entry.state(NOW) == "unreadable" and entry.fault and str(tmp_path) not in entry.fault
     processes = RunFolder(tmp_path, "cut").processes()
     assert processes.ranks == () and "stage_times.json" in processes.faults[0]
@@ -102,8 +102,8 @@ def test_links_are_not_followed_and_no_path_leads_out_of_the_folder(tmp_path):
     (inside / "folder").symlink_to(outside)
     (root / "fake").mkdir()
     (root / "fake" / "stage_times.json").symlink_to(outside / "stage_times.json")
-    found = known(root)
-    assert set(found) == {"run", "fake"} and "links are not followed" in (found["fake"].fault or "")
+    result = known(root)
+    assert set(result) == {"run", "fake"} and "links are not followed" in (result["fake"].fault or "")
     assert RunFolder(root, "fake").processes().ranks == ()
     for path, said in (
         ("link", "behind a link"),

@@ -54,8 +54,8 @@ def opened(root: Path, run: str | None = None, tab: str = "Overview"):
 
 def words(shown) -> str:
     kinds = ("text", "caption", "code", "subheader", "info", "warning", "error")
-    found = [str(element.value) for kind in kinds for element in getattr(shown, kind)]
-    return "\n".join([*found, *(f"{metric.label}: {metric.value}" for metric in shown.metric)])
+    result = [str(element.value) for kind in kinds for element in getattr(shown, kind)]
+    return "\n".join([*result, *(f"{metric.label}: {metric.value}" for metric in shown.metric)])
 
 
 @pytest.mark.parametrize("tab", TABS)

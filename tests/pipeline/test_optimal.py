@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from boundby.formatting import Missing
+from boundby.machine import MemoryUse
 from boundby.machine.memory import Demand
 from boundby.timing.stats import estimate
 from tests import classifiers
 from utils.baseline import memory
 from utils.baseline.optimum import judge, optimal
-from utils.baseline.rounds import Memory, Timing, Visit
+from utils.baseline.rounds import Timing, Visit
 from utils.baseline.selection import Selection
 from utils.settings.schema import Targets
 
@@ -167,7 +168,7 @@ FIXED, PER_TEXT, TOKENS = 1_000_000_001, 5e6, 200
 def visits(sizes: list[int], field: str) -> list[Visit]:
     def largest(size: int) -> Visit:
         timing = Timing("largest", 0, 1.0, size, size * TOKENS // 2, size * TOKENS)
-        held: Memory = {field: int(FIXED + size * PER_TEXT)}  # type: ignore[misc]
+        held = MemoryUse(**{field: int(FIXED + size * PER_TEXT)})
         return Visit("float32", size, 0, "ok", "test", (timing,), memory=held)
 
     return [largest(size) for size in sizes]

@@ -259,7 +259,7 @@ def test_heatmap_normalises_each_row_and_says_why_cells_are_empty():
     axes = heatmap(results.gpu_document(rows)).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names[0] == "throughput, samples/s ↑" and "latency per sample, ms ↓" in names
-    cells = {tuple(int(place) for place in text.get_position()): text.get_text() for text in axes.texts}
+    cells = {tuple(int(position) for position in text.get_position()): text.get_text() for text in axes.texts}
     rate = rows[0]["throughput_samples_per_sec_mean"]
     assert cells[0, 0] == style.number(rate) == "90.7"
     assert cells[5, 0] == "out of\nmemory" and cells[6, 0] == "not tried\n(memory)"
@@ -381,7 +381,7 @@ def test_timeline_is_drawn_of_any_device_and_number_of_steps():
     assert [title(axes)[:5] for axes in figure.axes] == [f"GPU {number}" for number in range(timeline.SHOWN)]
     assert figure.axes[-1].get_xlabel() == "ms since the trace began"
     [device] = traces.gpu()["devices"]
-    steps = [{**device["steps"][0], "number": place, "start_ms": place * 0.05} for place in range(800)]
+    steps = [{**device["steps"][0], "number": position, "start_ms": position * 0.05} for position in range(800)]
     [axes] = drawn(timeline.figure(traces.gpu(devices=[{**device, "steps": steps}]), ABOUT)).axes
     assert 5 < len(texts(axes)) <= 1 / timeline.LEAST_DISTANCE + 1
 
@@ -437,8 +437,8 @@ def test_timeline_of_a_real_trace_fills_every_moment(name):
     if not GPU_TRACES.is_dir():
         pytest.skip("needs the traces in ../shared, which are not here")
     analysis = analyze(read_trace(GPU_TRACES / name))
-    found = Examination((Examined.of(analysis),), (), "name")
-    [trace] = document.of(found)["traces"]
+    result = Examination((Examined.of(analysis),), (), "name")
+    [trace] = document.of(result)["traces"]
     [axes] = drawn(timeline.figure(trace, ABOUT)).axes
     assert np.allclose(sum(areas(axes)), 100)
     [device] = trace["devices"]
@@ -461,10 +461,10 @@ def named(labels) -> list[str]:
 
 
 def cells(axes: Axes) -> dict[tuple[int, int], str]:
-    places = {
+    positions = {
         (text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts if text.get_text()
     }
-    return {(int(line), int(column)): text for (line, column), text in places.items()}
+    return {(int(line), int(column)): text for (line, column), text in positions.items()}
 
 
 @pytest.mark.parametrize("classes", [2, 6, confusion.SHOWN])
@@ -529,13 +529,13 @@ def test_names_that_somebody_else_chose_are_drawn_as_they_are():
 
 
 def test_every_bin_is_a_point_with_its_interval():
-    found = predicted.reliability(3000, overconfident=0.1)
-    axes = first(calibration.figure(found, ABOUT))
+    result = predicted.reliability(3000, overconfident=0.1)
+    axes = first(calibration.figure(result, ABOUT))
     [line] = [line for line in axes.get_lines() if line.get_label() == "bin, with its 95 % interval"]
-    assert list(line.get_xdata()) == [group.mean_confidence for group in found.bins]
-    assert list(line.get_ydata()) == [group.accuracy for group in found.bins]
+    assert list(line.get_xdata()) == [group.mean_confidence for group in result.bins]
+    assert list(line.get_ydata()) == [group.accuracy for group in result.bins]
     intervals = [collection.get_segments()[0][:, 1].tolist() for collection in axes.collections]
-    assert intervals == [[group.accuracy_ci_low, group.accuracy_ci_high] for group in found.bins]
+    assert intervals == [[group.accuracy_ci_low, group.accuracy_ci_high] for group in result.bins]
     assert axes.get_title(loc="left") == "Right predictions by confidence, 15 bins of equal mass"
     low, high = axes.get_ylim()
     assert low <= min(end for end, _ in intervals) and high >= 1
@@ -550,18 +550,18 @@ def test_bins_of_few_rows_are_hollow_and_no_others(rows):
 
 
 def test_distribution_has_all_predictions_right_ones_below_wrong_ones():
-    found = predicted.reliability(500)
-    axes = calibration.figure(found, ABOUT).axes[1]
+    result = predicted.reliability(500)
+    axes = calibration.figure(result, ABOUT).axes[1]
     heights = [sum(bar.get_height() for bar in container) for container in axes.containers]
-    assert heights == [sum(found.distribution.correct), 500 - sum(found.distribution.correct)]
+    assert heights == [sum(result.distribution.correct), 500 - sum(result.distribution.correct)]
     assert axes.get_title(loc="left") == "How sure it is: 500 predictions"
     assert [bar.get_hatch() for bar in axes.containers[1]][:1] == ["//"]  # not by colour alone
 
 
 def test_every_variant_is_a_line_with_its_speed_and_what_it_does_to_the_answers():
-    found: Any = reported_variants()
-    rows = found["variants"]
-    speed, answers = drawn(variants.figure(rows, ABOUT, found)).axes
+    result: Any = reported_variants()
+    rows = result["variants"]
+    speed, answers = drawn(variants.figure(rows, ABOUT, result)).axes
     assert named(speed.get_yticklabels()) == [f"{row['words']}, 25 MB" for row in rows]
     marks = [line for line in speed.get_lines() if line.get_marker() == "o"]
     assert [float(mark.get_xdata()[0]) for mark in marks] == [row["texts_per_s"]["value"] for row in rows]
@@ -570,5 +570,5 @@ def test_every_variant_is_a_line_with_its_speed_and_what_it_does_to_the_answers(
     assert spans == [pytest.approx([-0.3, 0.1])] * 4 + [[-1.0, -1.0]]  # the last is what is allowed
     for row in rows:
         row["exactness"]["accuracy_difference"] = None
-    _, answers = drawn(variants.figure(rows, ABOUT, found)).axes
+    _, answers = drawn(variants.figure(rows, ABOUT, result)).axes
     assert answers.get_xlabel() == "labels as in float32, %"

@@ -5,11 +5,15 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 
+from boundby import files
+from boundby.machine import Ceilings
 from tests import baseline_document as results
 from tests.diagnosed_rows import diagnosed
 from utils.baseline.document import with_verdicts
@@ -26,14 +30,16 @@ def gpu(*arguments: Any) -> dict[str, Any]:
 
 def drawn(document: dict[str, Any]) -> Figure:
     """Return the figure of a document; equal ones share it."""
-    return _drawn(json.dumps(document))
+    return _drawn(files.encode_json(document))
 
 
 @cache
 def _drawn(content: str) -> Figure:
     document = json.loads(content)
     about = style.subject(document, results.CPU_MACHINE["cpu"])
-    return roofline.figure(with_verdicts(document["batch_sizes"]), about, document["ceilings"])
+    return roofline.figure(
+        with_verdicts(document["batch_sizes"]), about, msgspec.convert(document["ceilings"], Ceilings)
+    )
 
 
 def diagram(document: dict[str, Any]) -> Axes:
@@ -126,8 +132,8 @@ def test_what_was_not_measured_is_gathered_by_reason_and_not_drawn():
     document = cpu(failed=[32])
     unknown = document["batch_sizes"][1]
     unknown |= {"flops_per_sec": None, "reasons": {"flops_per_sec": "the work cannot be counted: aten::odd"}}
-    places = marks(diagram(document), style.COLOURS["float32"])
-    assert len(places) == 4 and all(rate > 0 for _, rate in places)
+    positions = marks(diagram(document), style.COLOURS["float32"])
+    assert len(positions) == 4 and all(rate > 0 for _, rate in positions)
     assert notes(document)[1:] == [
         "Not drawn: batch size 2 (float32): the work cannot be counted: aten::odd",
         "Not drawn: batch size 32 (float32): failed",
@@ -153,9 +159,8 @@ def test_roof_in_use_is_solid_and_a_clearly_higher_setting_dashed():
     assert {"float32 119 TFLOP/s (precision high or medium)", "bfloat16 252 TFLOP/s"} <= set(legend(gpu()))
     assert not any("float16 247" in text for text in legend(gpu()))  # of a dtype that was not swept
     document = cpu(batch_sizes=[4])
-    document["ceilings"]["compute"] = [
-        ceiling for ceiling in document["ceilings"]["compute"] if ceiling["dtype"] != "float32"
-    ]
+    compute = tuple(ceiling for ceiling in document["ceilings"].compute if ceiling.dtype != "float32")
+    document["ceilings"] = replace(document["ceilings"], compute=compute)
     document["batch_sizes"][0]["share_of_ceiling_pct"] = None
     assert len(marks(diagram(document), style.COLOURS["float32"])) == 1
     assert "No roof for float32: its ceiling was not measured." in notes(document)
@@ -181,7 +186,8 @@ def ringed(document: dict[str, Any]) -> list[tuple[float, float]]:
 
 def test_point_above_a_roof_is_doubted():
     document = cpu()
-    document["ceilings"]["compute"][0]["flops_per_s"] = 185e9  # batch sizes 16 and 32 are faster
+    first, *others = document["ceilings"].compute  # batch sizes 16 and 32 are faster
+    document["ceilings"] = replace(document["ceilings"], compute=(replace(first, flops_per_s=185e9), *others))
     above = document["batch_sizes"][4:]
     assert [rate for _, rate in ringed(document)] == [row["flops_per_sec"] / 1e9 for row in above]
     assert notes(document)[1].startswith("Doubt: batch size 16 and 32 (float32) above a roof.")
@@ -193,7 +199,8 @@ def test_point_above_a_roof_is_doubted():
     row["bytes_per_batch"] *= 2  # beyond the caches
     assert len(ringed(document)) == 1
     document = cpu(batch_sizes=[8])
-    document["ceilings"]["doubts"] = ["the ceilings were measured while other processes used 1.0 of 2 cores"]
+    doubts = ("the ceilings were measured while other processes used 1.0 of 2 cores",)
+    document["ceilings"] = replace(document["ceilings"], doubts=doubts)
     assert notes(document)[1:] == ["Doubt: the ceilings were measured while other processes used 1.0 of 2 cores"]
 
 
@@ -241,10 +248,10 @@ def three_dtypes() -> dict[str, Any]:
 
 def slow_caches() -> dict[str, Any]:
     document = cpu(batch_sizes=[1, 4, 8])
-    for level, rate in zip(document["ceilings"]["memory"], (0.066e9, 2.1e9, 17.6e9, 1.7e9), strict=True):
-        level["bytes_per_s"] = rate
-    for ceiling in document["ceilings"]["compute"]:
-        ceiling["flops_per_s"] = 2.1e9
+    ceilings, rates = document["ceilings"], (0.066e9, 2.1e9, 17.6e9, 1.7e9)
+    memory = tuple(replace(level, bytes_per_s=rate) for level, rate in zip(ceilings.memory, rates, strict=True))
+    compute = tuple(replace(ceiling, flops_per_s=2.1e9) for ceiling in ceilings.compute)
+    document["ceilings"] = replace(ceilings, memory=memory, compute=compute)
     return document
 
 

@@ -378,7 +378,7 @@ def test_memory_that_runs_out_is_answered_with_settings_of_this_tool(run, monkey
     monkeypatch.setattr(profiling, "profile", full)
     code, _, notes = run("--architecture", "distilgpt2", "--device", "cpu")
     assert (
-        code == 1 and "memory ran out (CUDA out of memory.); lower --batch-size, --sequence-length or --new-to" in notes
+        code == 1 and "out of memory (CUDA out of memory.); lower --batch-size, --sequence-length or --new-to" in notes
     )
 
 

@@ -18,7 +18,15 @@ from boundby.timing.timer import Timer
 from tests import evaluation_workplace as workplace
 from tests.fakes import FakeClock, FakeTokenizer, FakeWatch, QueuedDevice
 from utils.baseline.columns import NAMES
-from utils.baseline.inference import MOST_REPEATS, BatchTimer, Guard, InferenceProfiler, OnDevice, Settings, take_turns
+from utils.baseline.inference import (
+    MOST_REPEATS,
+    BatchTimer,
+    Guard,
+    InferenceProfiler,
+    OnDevice,
+    SweepSettings,
+    take_turns,
+)
 from utils.baseline.rounds import Timing, Visit
 from utils.baseline.selection import Selection
 
@@ -79,7 +87,11 @@ class Bench:
         self.after_visit: Callable[[Visit], None] = lambda visit: None
 
     def sweep(self, texts: Sequence[str], batch_sizes: Sequence[int], **options: Any) -> list[dict[str, Any]]:
-        return self.profiler.profile_multiple_batch_sizes(texts, batch_sizes, on_visit=self._note, **options)
+        runs = {name: options.pop(name) for name in ("num_runs", "max_length", "finished") if name in options}
+        settings = SweepSettings(**options)
+        return self.profiler.profile_multiple_batch_sizes(
+            texts, batch_sizes, settings=settings, on_visit=self._note, **runs
+        )
 
     def selection(self, texts: Sequence[str]) -> Selection:
         return Selection.of(texts, self.profiler.tokenizer, 512, torch.device("cpu"))
@@ -556,7 +568,7 @@ def in_turns(device: torch.device, sizes: Sequence[int], finished: Sequence[Visi
         for dtype in (torch.float32, torch.bfloat16)
     ]
     selection = Selection.of(EVEN, FakeTokenizer(clock), 512, device)
-    return take_turns(profilers, selection, Settings(sizes), finished)
+    return take_turns(profilers, selection, SweepSettings(sizes), finished)
 
 
 def test_dtypes_take_turns_within_the_rounds() -> None:
@@ -606,7 +618,7 @@ def test_no_batch_is_timed_on_a_gpu_before_one_of_its_shape_has_run(monkeypatch:
         InDtype(clock, torch.float32, {}), FakeTokenizer(clock), torch.device("meta"), timer=Timer(clock)
     )
     texts = ["word " * (1 + number % 37) for number in range(400)]
-    take_turns([owner], Selection.of(texts, owner.tokenizer, 512, owner.device), Settings([1], num_runs=3))
+    take_turns([owner], Selection.of(texts, owner.tokenizer, 512, owner.device), SweepSettings([1], num_runs=3))
     assert seen and not new
 
 
@@ -627,7 +639,7 @@ def test_what_the_allocator_asks_the_gpu_for_anew_in_every_visit_is_in_no_time(m
     monkeypatch.setattr(BatchTimer, "on_device", lambda *_: OnDevice([], reason="it has no clock"))
     owner = InferenceProfiler(model, FakeTokenizer(clock), torch.device("meta"), timer=Timer(clock))
     selection = Selection.of(LONG_TAILED, owner.tokenizer, 512, owner.device)
-    made = take_turns([owner], selection, Settings([1, 4], num_runs=5))
+    made = take_turns([owner], selection, SweepSettings([1, 4], num_runs=5))
     timed = [timing for visit in made for timing in visit.timings if timing.quantity != "tokenize"]
     cold = [timing for timing in timed if timing.quantity == "cold"]
     assert {timing.seconds for timing in cold} == {

@@ -75,8 +75,8 @@ def test_slow_tokenizer_is_advice(read):
     slow = results.Speed(results.CPU.fixed_s, results.CPU.token_s, tokenize_s=30e-6)
     title = "Tokenize in a background worker"
     data = read(results.document(diagnosed(results.cpu_rows(speed=slow))))
-    [found] = [step for step in advice.advice(data) if step.title == title]
-    assert 1 < found.gain <= 2
+    [result] = [step for step in advice.advice(data) if step.title == title]
+    assert 1 < result.gain <= 2
     fast = results.Speed(results.CPU.fixed_s, results.CPU.token_s, tokenize_s=1e-7)
     assert title not in advised(read(results.document(diagnosed(results.cpu_rows(speed=fast)))))
 

@@ -348,10 +348,10 @@ def test_pictures_are_inside_beside_their_sections(read):
     assert [drawing.path.name for drawing in drawn] == names
     assert inside == [drawing.path.read_bytes() for drawing in drawn]
     assert [element["alt"] for element in page.all("img")] == [drawing.description for drawing in drawn]
-    places = [attributes.get("id") or "picture" for tag, attributes in page.tags if tag in ("h2", "details", "img")]
-    assert places[places.index("where-the-time-goes") :][:2] == ["where-the-time-goes", "picture"]
-    assert places[places.index("batch-sizes") :][:3] == ["batch-sizes", "picture", "picture"]
-    assert places[places.index("operators-of-the-trace") :][:2] == ["operators-of-the-trace", "picture"]
+    positions = [attributes.get("id") or "picture" for tag, attributes in page.tags if tag in ("h2", "details", "img")]
+    assert positions[positions.index("where-the-time-goes") :][:2] == ["where-the-time-goes", "picture"]
+    assert positions[positions.index("batch-sizes") :][:3] == ["batch-sizes", "picture", "picture"]
+    assert positions[positions.index("operators-of-the-trace") :][:2] == ["operators-of-the-trace", "picture"]
 
 
 def test_picture_has_its_printed_size(tmp_path):

@@ -71,13 +71,13 @@ def test_rows_are_those_of_the_rankings_as_many_as_fit_and_without_zeros(read):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"schema_version": 99, "profile": {}}', '{"schema_version": 1, "profile": {"device": 1}}']
+    "content", ["{", "[]", '{"schema_version": 99, "profile": {}}', '{"schema_version": 2, "profile": {"device": 1}}']
 )
 def test_damaged_profile_is_one_sentence_and_the_rest_of_the_report_stands(read, content):
     summary_path(read).write_text(content)
     data = reported(read, None)
-    found = section(data, HEADING)
-    assert found.startswith("There is no profile by layer: model_summary.json cannot be read: ")
+    result = section(data, HEADING)
+    assert result.startswith("There is no profile by layer: model_summary.json cannot be read: ")
     assert "Batch sizes" in text(data)
 
 
@@ -90,8 +90,8 @@ def test_profile_of_another_model_is_not_shown(read):
 
 def test_hostile_names_stay_text_in_both_reports(read):
     data = reported(read, profiles.hostile(profiles.HOSTILE))
-    found = text(data)
-    assert "\x1b" not in found and "\u202e" not in found and "\x00" not in found
+    result = text(data)
+    assert "\x1b" not in result and "\u202e" not in result and "\x00" not in result
     page = html_page.render(assembly.report(data).document)
     assert "<script>alert(1)" not in page and "<img src=x" not in page and "<svg onload" not in page
 

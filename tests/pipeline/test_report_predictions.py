@@ -79,10 +79,10 @@ def share(gpu: bool = False, **changes: Any) -> dict[str, Any]:
 
 
 def test_share_counts_the_tokens_of_texts_against_the_ceiling_of_the_precision():
-    found = share()  # 62 tokens of 4.2 MFLOP for each of 2,000 rows
-    assert found["useful_flops_per_sec"] == pytest.approx(2000 * 62 * 4.2e6 / 9.5, rel=0.02)
-    assert found["ceiling_flops_per_sec"] == 240e9 and found["share_of_ceiling_reason"] is None
-    assert found["share_of_ceiling_pct"] == pytest.approx(100 * found["useful_flops_per_sec"] / 240e9)
+    result = share()  # 62 tokens of 4.2 MFLOP for each of 2,000 rows
+    assert result["useful_flops_per_sec"] == pytest.approx(2000 * 62 * 4.2e6 / 9.5, rel=0.02)
+    assert result["ceiling_flops_per_sec"] == 240e9 and result["share_of_ceiling_reason"] is None
+    assert result["share_of_ceiling_pct"] == pytest.approx(100 * result["useful_flops_per_sec"] / 240e9)
     assert share(precision="float32_fast")["ceiling_flops_per_sec"] == 460e9
     assert share(precision="bfloat16", dtype="bfloat16")["ceiling_flops_per_sec"] == 960e9
     fast = share(gpu=True, precision="float32_fast")["ceiling_flops_per_sec"]

@@ -119,13 +119,13 @@ def test_a_gpu_is_told_by_its_vendors_words_by_its_uuid_and_with_those_left_out(
 @pytest.mark.parametrize("kind", ["unavailable", "downgrades"])
 def test_the_memory_snapshot_is_listed_with_the_reason_why_there_is_none(read, kind):
     data = read(results.document(results.cpu_rows([1])))
-    place = "profiler_traces/memory_snapshot.pickle"
-    assert f"{place}: not there (step 03 has not written it)" in section(data, "Every file")
+    position = "profiler_traces/memory_snapshot.pickle"
+    assert f"{position}: not there (step 03 has not written it)" in section(data, "Every file")
     manifest = CaptureManifest(**{kind: (Remark(assembly.SNAPSHOT, "not for cpu"),)})
-    assert f"{place}: not there (not for cpu)" in section(replace(data, manifest=manifest), "Every file")
+    assert f"{position}: not there (not for cpu)" in section(replace(data, manifest=manifest), "Every file")
     data.layout.traces.mkdir(parents=True, exist_ok=True)
     data.layout.memory_snapshot.write_bytes(b"history")
-    assert f"{place}: history of the GPU's allocator" in section(replace(data, manifest=manifest), "Every file")
+    assert f"{position}: history of the GPU's allocator" in section(replace(data, manifest=manifest), "Every file")
 
 
 def test_the_report_and_the_recording_call_the_snapshot_alike_and_targets_are_those_of_the_present_settings(read):

@@ -125,9 +125,9 @@ def test_trace_of_another_model_is_not_told(read):
         "[]",
         "{}",
         '{"schema_version": 99}',
-        '{"schema_version": 1, "traces": [], "slowest": null}',
-        '{"schema_version": 1, "traces": [3], "slowest": 0}',
-        '{"schema_version": 1, "traces": [{"verdict": {"bound": "input"}, "devices": []}], "slowest": 0}',
+        '{"schema_version": 2, "traces": [], "slowest": null}',
+        '{"schema_version": 2, "traces": [3], "slowest": 0}',
+        '{"schema_version": 2, "traces": [{"verdict": {"bound": "input"}, "devices": []}], "slowest": 0}',
     ],
 )
 def test_damaged_analysis_is_a_reason_and_no_error(read, content):

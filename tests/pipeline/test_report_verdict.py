@@ -58,7 +58,7 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
     assert "Tried here over all texts: bfloat16, packed 3.3× [3.2, 3.4], 99.7 % same labels · int8, " in text
     assert "Next use bfloat16, packed: measured 3.3× [3.2, 3.4] python run_pipeline.py --from 2 model" in text
     titles = [step.title for step in advice.advice(compared)]
-    assert "precision medium" in (told := section(compared, "What was tried")) and "1.26×" not in told
+    assert "precision medium" in (message := section(compared, "What was tried")) and "1.26×" not in message
     assert not {"Bfloat16", "Run in bfloat16", "Batch texts of similar length together"} & set(titles)
     files.write_json(data.layout.variants, {**variants(), "texts": 40})
     assert "Tried here over 40 texts: " in " ".join(card.card(read(document, **traced()))).replace("  ", " ")
@@ -75,11 +75,11 @@ def test_what_was_compared_over_all_texts_replaces_what_was_tried_on_one_batch(r
 
 
 def test_a_variant_that_a_program_of_one_s_own_alone_can_run_is_advised_as_such(read, data, document):
-    found, line = variants("bfloat16"), 'model.set_attn_implementation("flash_attention_2")'
-    chosen = next(row for row in found["variants"] if row["name"] == "bfloat16")
+    result, line = variants("bfloat16"), 'model.set_attn_implementation("flash_attention_2")'
+    chosen = next(row for row in result["variants"] if row["name"] == "bfloat16")
     chosen |= {"words": "bfloat16, FlashAttention 2", "runs_here": False, "program": [line]}
-    found["recommended"] |= {"settings": [], "program": [line]}
-    files.write_json(data.layout.variants, found)
+    result["recommended"] |= {"settings": [], "program": [line]}
+    files.write_json(data.layout.variants, result)
     compared = read(document, **traced())
     first = advice.advice(compared)[0]
     assert first.title == "Use bfloat16, FlashAttention 2 in a program of your own" and first.command is None
@@ -120,9 +120,9 @@ def test_a_run_without_a_verdict_or_rows_says_so(read):
 
 def test_the_next_step_multiplies_what_was_measured_of_the_whole_pass_and_of_the_precision(read, document):
     document["full_dataset_metrics"] |= {"throughput_samples_per_sec": 1255.5}  # three times the sweep
-    [found] = [step for step in advice.advice(read(document)) if "fastest precision" in step.title]
-    assert found.factor.value == pytest.approx(3 * 1.8, rel=1e-3)
-    assert not found.is_measured and "evaluation.precision=fastest" in found.command
+    [result] = [step for step in advice.advice(read(document)) if "fastest precision" in step.title]
+    assert result.factor.value == pytest.approx(3 * 1.8, rel=1e-3)
+    assert not result.is_measured and "evaluation.precision=fastest" in result.command
 
 
 def test_gains_that_cannot_be_told_from_none_are_no_advice():

@@ -87,9 +87,11 @@ def test_json_is_the_documents_of_the_steps_and_how_the_run_ended(checkout, capf
     end(checkout, "04", f"import sys; assert '--json' in sys.argv; {printed}")
     end(checkout, "05", "raise SystemExit(1)")
     assert run_pipeline.main(["--json", "--from", "4"]) == 1
-    told = json.loads(capfd.readouterr().out)
-    assert told["steps"] == [{"step": "04", "card": ["Limited by  memory"]}] and told["card"] == ["Limited by  memory"]
-    assert told["exit_code"] == 1 and told["to_continue"] == "python run_pipeline.py --from 5 --resume"
+    document = json.loads(capfd.readouterr().out)
+    assert document["steps"] == [{"step": "04", "card": ["Limited by  memory"]}] and document["card"] == [
+        "Limited by  memory"
+    ]
+    assert document["exit_code"] == 1 and document["to_continue"] == "python run_pipeline.py --from 5 --resume"
 
 
 def test_hands_config_flags_and_overrides_to_every_step(checkout):
@@ -137,7 +139,7 @@ def test_a_finding_about_the_profile_stops_no_step_but_shows_in_the_code(checkou
     assert ran(checkout)[-1] == "05"
     captured = capfd.readouterr()
     assert "the profile has faults or cannot be checked" in captured.err
-    assert "to see all of it: python scripts/check_profile.py" in captured.err
+    assert "to see every fault: python scripts/check_profile.py" in captured.err
     assert re.search(
         r"all steps finished in \d+ s, but some points failed or the profile has faults \(exit code 4\)", captured.out
     )
@@ -161,7 +163,7 @@ def test_an_interrupted_check_ends_the_run(checkout, capfd, code):
 def test_a_killed_step_and_a_missing_network_are_explained(checkout, capfd):
     end(checkout, "02", "os.kill(os.getpid(), 9)")
     assert run_pipeline.main([]) < 0
-    assert "step 02 was killed; the usual cause is main memory" in capfd.readouterr().err
+    assert "step 02 was killed, usually because main memory ran out" in capfd.readouterr().err
     end(checkout, "01", "sys.exit(3)")
     assert run_pipeline.main([]) == 3
     assert "configs/quickstart.yaml" in capfd.readouterr().err
@@ -184,7 +186,7 @@ def test_the_table_names_the_scripts_that_are_there_in_their_order():
 
 def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch):
     end(checkout, "02", "print('ready', flush=True)\nsys.stdin.read()")  # until it is told
-    told = []
+    received = []
 
     class Started(subprocess.Popen):
         def __init__(self, *arguments, **settings):
@@ -198,13 +200,13 @@ def test_sigterm_reaches_a_step_that_is_just_being_started(checkout, monkeypatch
             return super().wait(timeout)
 
     monkeypatch.setenv("BOUNDBY_RUN_STARTED", "now")
-    before = signal.signal(signal.SIGTERM, lambda *_: told.append("the runner"))  # which would have died
+    before = signal.signal(signal.SIGTERM, lambda *_: received.append("the runner"))  # which would have died
     monkeypatch.setattr(run_pipeline.subprocess, "Popen", Started)
     try:
         assert run_pipeline.run_step("02_baseline_inference.py", []) == 143
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert told == []
+    assert received == []
 
 
 @pytest.fixture
@@ -304,13 +306,13 @@ def in_a_process(checkout: Path, code: str, *flags: str) -> subprocess.Completed
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "told"),
+    ("ending", "code", "seen_code"),
     [("", 0, 0), ("sys.exit(4)", 4, 4), ("sys.exit(3)", 3, 3), ("os.kill(os.getpid(), 9)", 1, 1)],
 )
-def test_a_command_runs_at_the_end_however_it_ends_and_is_told_the_exit_code(checkout, ending, code, told):
+def test_a_command_runs_at_the_end_however_it_ends_and_is_told_the_exit_code(checkout, ending, code, seen_code):
     end(checkout, "02", ending)
     done = in_a_process(checkout, "", "--from", "2", "--then", f"{AFTER}; cp ran seen")
-    assert (done.returncode, ended(checkout)) == (code, [f"{told} none"])
+    assert (done.returncode, ended(checkout)) == (code, [f"{seen_code} none"])
     assert done.stdout.count(f"$ {AFTER}") == 1
     assert (checkout / "seen").read_text() == (checkout / "ran").read_text()
 

@@ -75,14 +75,14 @@ def test_neighbours_are_counted_whatever_the_order_of_the_parts():
     vectors = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], dtype=np.float32)
     labels = np.array([0, 0, 1, 0])
     halves = [TASK.table(np.arange(4)[half], labels[half], np.ones(2, int), vectors[half]) for half in ([0, 1], [2, 3])]
-    found = []
+    metrics = []
     for order in (halves, halves[::-1]):
         score = TASK.Score(("a", "b"), [])
         for table in order:
             score.add(table, [], None)
-        found.append(score.metrics())
+        metrics.append(score.metrics())
     # cosines: 0-1 0.8, 1-2 0.6, 2-3 0.8: rows 0 and 1 have each other, 2 and 3 each other, which have different labels
-    assert found[0] == found[1] and (found[0].neighbour_rows, found[0].neighbour_accuracy) == (4, 0.5)
+    assert metrics[0] == metrics[1] and (metrics[0].neighbour_rows, metrics[0].neighbour_accuracy) == (4, 0.5)
     assert TASK.fault(halves[0], 2) is None
     assert "row 0" in TASK.fault(TASK.table(np.arange(1), labels[:1], np.ones(1, int), 2 * vectors[:1]), 2)
 
@@ -90,8 +90,8 @@ def test_neighbours_are_counted_whatever_the_order_of_the_parts():
 def test_a_single_text_has_no_neighbour_and_the_reason_is_told():
     score = TASK.Score(("a",), [])
     score.add(TASK.table(np.arange(1), np.zeros(1, int), np.ones(1, int), np.eye(1, 2, dtype=np.float32)), [], None)
-    found = score.metrics()
-    assert found.neighbour_accuracy is None and found.neighbour_accuracy_reason
+    metrics = score.metrics()
+    assert metrics.neighbour_accuracy is None and metrics.neighbour_accuracy_reason
 
 
 def test_any_label_is_known_and_an_encoder_with_a_decoder_is_not():

@@ -43,15 +43,15 @@ def requirements(name: str) -> list[str]:
 
 def third_party_imports(folder: str) -> set[str]:
     """Return the distributions that the files of `folder` import at any depth."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
-    found -= set(sys.stdlib_module_names) | {"boundby", "utils"}
-    return {IMPORTED_AS.get(name, name) for name in found}
+                modules.add(node.module.partition(".")[0])
+    modules -= set(sys.stdlib_module_names) | {"boundby", "utils"}
+    return {IMPORTED_AS.get(name, name) for name in modules}
 
 
 # --- what is installed
@@ -111,7 +111,7 @@ def test_a_lock_leaves_out_what_the_core_installs_on_the_same_platforms_alone(mo
     docs = "click==8 \\\n    --hash=sha256:1\ncolorama==1 \\\n    --hash=sha256:2\npathspec==1 \\\n"
 
     def resolved(*arguments: str) -> str:
-        return docs if any("docs" in each or "-test" in each for each in arguments) else core
+        return docs if any("docs" in argument or "-test" in argument for argument in arguments) else core
 
     monkeypatch.setattr(lock, "SETUP", tmp_path)
     monkeypatch.setattr(lock, "_resolved", resolved)
@@ -132,8 +132,8 @@ def test_a_lock_leaves_out_what_the_core_installs_on_the_same_platforms_alone(mo
 )
 def test_an_audit_fails_for_what_is_known_and_says_why_it_is_skipped(monkeypatch, capsys, answer, code, said):
     text = json.dumps({"dependencies": [{"name": "a", "version": "1", **answer}]}) if answer else ""
-    told = subprocess.CompletedProcess([], code, stdout=text, stderr="WARNING\nno route to host\n")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **options: told)
+    done = subprocess.CompletedProcess([], code, stdout=text, stderr="WARNING\nno route to host\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: done)
     assert lock.main(["--audit"]) == code
     assert said in capsys.readouterr().out
 
@@ -253,7 +253,7 @@ def test_a_changed_lock_is_installed_again(tree):
 
 def test_environment_of_the_tests_is_one_for_a_run_too(tree):
     set_up(tree, "--test")
-    extras = " ".join(f"-rsetup/locks/{each}.txt" for each in ("training", "monitor", "ray", "engines", "docs", "test"))
+    extras = " ".join(f"-rsetup/locks/{name}.txt" for name in ("training", "monitor", "ray", "engines", "docs", "test"))
     assert installed(tree) == [f"{CORE} {extras}"]
     set_up(tree)
     assert installed(tree) == []
@@ -359,7 +359,7 @@ def test_bundle_follows_links_of_the_results_and_in_them(tmp_path):
     assert make("bundle", "RESULTS=results", folder=tmp_path).returncode == 0
     (bundle,) = tmp_path.glob("boundby-results-*.tar.gz")
     with tarfile.open(bundle) as archive:
-        assert {each.name: each.size for each in archive} == dict.fromkeys(
+        assert {member.name: member.size for member in archive} == dict.fromkeys(
             ["results/run.json", "results/evaluation/predictions.csv"], 2
         )
 

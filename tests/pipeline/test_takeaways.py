@@ -37,18 +37,18 @@ def test_a_summary_fits_into_4_kb_and_its_ids_point_to_the_figures(layout, form,
     code = importlib.import_module("scripts.summary").main([str(layout.results), "--for-agents", *options])
     shown = capsys.readouterr().out
     assert code == 0 and len(shown.encode()) <= summary.MOST_BYTES
-    found = summary.of(layout)
-    for row in found["rows"]:
+    result = summary.of(layout)
+    for row in result["rows"]:
         kept = summary.at(layout, row["id"])
         assert (kept["dtype"], kept["batch_size"]) == (row["dtype"], row["batch_size"])
         assert kept["throughput_samples_per_sec_mean"] == pytest.approx(row["samples_per_sec"], rel=1e-3)
         assert row["id"] in shown
-    assert summary.at(layout, found["answer"]["id"])["bound"] == found["answer"]["bound"]
-    for tried in found["tried_on_the_batch"]:
+    assert summary.at(layout, result["answer"]["id"])["bound"] == result["answer"]["bound"]
+    for tried in result["tried_on_the_batch"]:
         assert summary.at(layout, tried["id"])["measured"]["value"] == pytest.approx(tried["speed"], rel=1e-3)
-    assert found["card"] == CARD.splitlines()
+    assert result["card"] == CARD.splitlines()
     if form == "json":
-        assert json.loads(shown) == found
+        assert json.loads(shown) == result
 
 
 def test_a_summary_stays_bounded_and_says_what_it_leaves_out_and_cannot_answer(layout) -> None:
@@ -58,11 +58,11 @@ def test_a_summary_stays_bounded_and_says_what_it_leaves_out_and_cannot_answer(l
     document["doubts"] = ["d" * 500] * 50
     document["full_dataset_metrics"], document["full_dataset_reason"] = None, "evaluation.enabled is false"
     files.write_json(layout.metrics, document)
-    found = summary.of(layout)
-    assert max(len(summary.as_json(found).encode()), len(summary.as_markdown(found).encode())) <= summary.MOST_BYTES
-    assert found["rows_left_out"] + len(found["rows"]) == len(document["batch_sizes"])
-    assert found["cannot_be_answered"]["accuracy"] == "evaluation.enabled is false"
-    assert "variants.json is not there" in found["cannot_be_answered"]["which variant to use"]
+    result = summary.of(layout)
+    assert max(len(summary.as_json(result).encode()), len(summary.as_markdown(result).encode())) <= summary.MOST_BYTES
+    assert result["rows_left_out"] + len(result["rows"]) == len(document["batch_sizes"])
+    assert result["cannot_be_answered"]["accuracy"] == "evaluation.enabled is false"
+    assert "variants.json is not there" in result["cannot_be_answered"]["which variant to use"]
 
 
 @pytest.mark.parametrize("script", ["summary", "export"])
@@ -126,8 +126,8 @@ def test_weights_and_biases_keeps_rows_card_and_pictures_offline(layout, tmp_pat
     [log] = (tmp_path / "runs").glob("wandb/offline-run-*/*.wandb")
     records = [Record.FromString(content) for content in log_records(log.read_bytes())]
     rows = [{".".join(item.nested_key) or item.key: item.value_json for item in one.history.item} for one in records]
-    found = {int(row["batch_size"]): float(row[NAME]) for row in rows if NAME in row}
-    assert found == pytest.approx(throughput(layout), rel=1e-6)
+    result = {int(row["batch_size"]): float(row[NAME]) for row in rows if NAME in row}
+    assert result == pytest.approx(throughput(layout), rel=1e-6)
     assert any("Limited by  padding" in item.value_json for one in records for item in one.summary.update)
     [picture] = log.parent.glob("files/media/images/pictures/roofline*.png")
     assert picture.read_bytes().startswith(PNG[:8])

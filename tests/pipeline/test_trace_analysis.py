@@ -215,7 +215,7 @@ def test_json_is_one_strict_document(run: Command, tmp_path: Path) -> None:
     code, shown, _ = run(path, "--json", "--steps", "3", "--group-by", "shapes")
     assert code == 0 and shown.isascii()
     values = json.loads(shown, parse_constant=pytest.fail)
-    assert (values["schema_version"], values["kind"], values["slowest"]) == (1, "trace_analysis", 0)
+    assert (values["schema_version"], values["kind"], values["slowest"]) == (2, "trace_analysis", 0)
     [trace] = values["traces"]
     assert trace["path"] == str(path)
     assert trace["steps"]["expected"] == 3 and trace["steps"]["median_ms"] == 1.0

@@ -63,7 +63,7 @@ def test_text_that_only_looks_odd_is_kept(text):
 def test_excerpt_is_short_and_can_be_stored():
     shown = [excerpt("y" * 500), excerpt("a\0b\ud83d"), excerpt(None), excerpt([1] * 999)]
     assert shown[:3] == ["y" * EXCERPT_CHARACTERS, "a\\0b\\ud83d", "None"]
-    assert all(len(each.encode()) <= EXCERPT_CHARACTERS for each in shown)
+    assert all(len(text.encode()) <= EXCERPT_CHARACTERS for text in shown)
 
 
 def test_column_that_holds_no_labels_is_refused_early():
@@ -93,12 +93,12 @@ def test_source_without_usable_rows_is_refused():
 def test_statistics_count_classes_and_lengths():
     checks = validator()
     accept(checks, ("one", "a"), ("two", "b"), ("one", "a"), ("one", "b"), ("", "a"), ("three", "a"))
-    found = checks.statistics()
-    assert (found.rows, found.rejected, found.classes) == (5, {"text is empty": 1}, 3)
-    assert found.counts == {"a": 3, "b": 2, "c": 0} and found.unseen == ["c"]
-    assert found.majority_share == pytest.approx(0.6)
-    assert found.duplicate_rows == 2 and found.contradicting_labels == 1
-    assert found.tokens is None
+    summary = checks.statistics()
+    assert (summary.rows, summary.rejected, summary.classes) == (5, {"text is empty": 1}, 3)
+    assert summary.counts == {"a": 3, "b": 2, "c": 0} and summary.unseen == ["c"]
+    assert summary.majority_share == pytest.approx(0.6)
+    assert summary.duplicate_rows == 2 and summary.contradicting_labels == 1
+    assert summary.tokens is None
     even, single = validator("a", "b"), validator("a", "b")
     accept(even, ("x", "a"), ("y", "b"))
     accept(single, ("x", "a"), ("y", "a"))
@@ -106,11 +106,11 @@ def test_statistics_count_classes_and_lengths():
     assert single.statistics().balance == 0.0
     checks = validator(count_tokens=lambda texts: [len(text.split()) for text in texts])
     accept(checks, *(("w " * length, "a") for length in range(1, 101)))
-    found = checks.statistics()
-    assert (found.tokens.minimum, found.tokens.maximum, found.tokens.mean) == (1, 100, 50.5)
-    assert found.tokens.quantiles == {"p05": 5, "median": 50, "p95": 95, "p99": 99}
-    assert found.characters.quantiles["median"] == 100
-    assert found.tokens.every == 1
+    summary = checks.statistics()
+    assert (summary.tokens.minimum, summary.tokens.maximum, summary.tokens.mean) == (1, 100, 50.5)
+    assert summary.tokens.quantiles == {"p05": 5, "median": 50, "p95": 95, "p99": 99}
+    assert summary.characters.quantiles["median"] == 100
+    assert summary.tokens.every == 1
     checks = validator("a", "b")
     accept(checks, ("four", "a"), ("five5", "b"), ("", "b"), ("sixsix", "b"))
     assert checks.statistics().lines() == [
@@ -137,12 +137,12 @@ def test_token_lengths_of_many_texts_are_those_of_every_kth(monkeypatch):
     lengths = TokenLengths(count)
     for number in range(1000):
         lengths.add(str(number))
-    found = lengths.result()
-    assert found.every == 16
-    assert (found.minimum, found.maximum) == (0, 992)
-    assert found.mean == sum(range(0, 1000, 16)) / len(range(0, 1000, 16))
+    result = lengths.result()
+    assert result.every == 16
+    assert (result.minimum, result.maximum) == (0, 992)
+    assert result.mean == sum(range(0, 1000, 16)) / len(range(0, 1000, 16))
     assert len(counted) < 300
-    assert "(1 row in 16)" in found.line()
+    assert "(1 row in 16)" in result.line()
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_token_lengths_of_many_texts_are_those_of_every_kth(monkeypatch):
 def test_each_finding_is_a_doubt(pairs, doubt):
     checks = validator("a", "b")
     accept(checks, *pairs)
-    assert any(doubt in each for each in checks.doubts(checks.statistics()))
+    assert any(doubt in text for text in checks.doubts(checks.statistics()))

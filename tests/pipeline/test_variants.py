@@ -20,7 +20,7 @@ import torch
 from boundby.inference import ExactnessReport, compare_logits
 from boundby.inference.engines import ENGINES, open_session
 from boundby.inference.precision import calibrate, to_int8
-from boundby.machine.device import has_int8_products
+from boundby.machine.device import has_int8_matmul
 from boundby.machine.sampler import DeviceLostError
 from boundby.timing.timer import Timer
 from boundby.work.roofline import Interval
@@ -64,7 +64,7 @@ def by_name(folder: Path) -> dict[str, dict]:
 
 def test_every_variant_is_a_row_with_figures_or_with_the_reason_why_it_is_not_to_be_had(here, monkeypatch, capsys):
     folder, arguments = here
-    monkeypatch.setattr("utils.variants.ways.has_bfloat16_products", lambda device: False)
+    monkeypatch.setattr("utils.variants.ways.has_bfloat16_matmul", lambda device: False)
     assert run(arguments) == 0
     rows = by_name(folder)
     assert list(rows) == ["unsorted", "sorted", "packed", "bfloat16", "float16", "int8"]
@@ -122,15 +122,15 @@ def test_a_conversion_that_fails_costs_its_own_row_alone(here, monkeypatch):
     assert rows["packed"]["status"] == "measured"
 
 
-@pytest.mark.skipif(not has_int8_products(torch.device("cpu")), reason="this processor has no products of eight bits")
+@pytest.mark.skipif(not has_int8_matmul(torch.device("cpu")), reason="this processor has no products of eight bits")
 def test_quantization_is_a_kind_of_its_own():
     model, inputs = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(64, 64))), torch.ones(32, 64)
     to_int8(model)
     calibrate(model, lambda: model(inputs))
     paced = Paced()
-    each = paced.measured("unsorted", 0.1)
-    each.way = replace(each.way, work=lambda texts: lambda: model(inputs))
-    by_variant = operators.replay([each], ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)["unsorted"]
+    item = paced.measured("unsorted", 0.1)
+    item.way = replace(item.way, work=lambda texts: lambda: model(inputs))
+    by_variant = operators.replay([item], ["a"] * 8, 8, Timer(paced.clock), torch.device("cpu"), 1e9)["unsorted"]
     assert {"matmul", "quantization"} <= set(by_variant)
 
 
@@ -196,7 +196,7 @@ def test_an_engine_that_cannot_be_had_costs_its_own_row_alone_and_leaves_no_file
     folder, arguments = here
     which = "variants.which=[onnxruntime,openvino,openvino_bfloat16,openvino_int8]"
     monkeypatch.setattr("utils.variants.ways.EngineProcess", FakeEngine)
-    monkeypatch.setattr("utils.variants.ways.has_bfloat16_products", lambda device: False)
+    monkeypatch.setattr("utils.variants.ways.has_bfloat16_matmul", lambda device: False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
     assert run([*arguments, which]) == 0
     rows = by_name(folder)

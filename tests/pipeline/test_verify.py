@@ -46,9 +46,9 @@ def test_release_is_read_from_pre_releases_and_local_builds(version, expected):
 
 def test_torch_for_rocm_is_kept_and_called_by_its_name_where_there_is_no_nvidia_smi():
     assert gpu_and_torch.why_unusable(ROCM_TORCH, MACHINE.driver) is None
-    found = dict(verify.facts(replace(MACHINE, torch=ROCM_TORCH)))
-    assert "built for ROCm 7.1" in found["torch"] and found["GPU"] == "AMD, seen by torch"
-    assert not [text for text in found.values() if "nvidia" in text.lower() or "CPU build" in text]
+    facts = dict(verify.facts(replace(MACHINE, torch=ROCM_TORCH)))
+    assert "built for ROCm 7.1" in facts["torch"] and facts["GPU"] == "AMD, seen by torch"
+    assert not [text for text in facts.values() if "nvidia" in text.lower() or "CPU build" in text]
 
 
 def test_torch_is_usable_from_2_8_on_where_it_can_use_the_gpu():
@@ -125,9 +125,9 @@ def test_a_gpu_of_which_nvidia_smi_knows_little_is_a_gpu_with_the_reason(tmp_pat
     answer = f"WARNING: a, line, more\n\n{line}\n".replace(r"\xff", "\udcff")
     (tmp_path / "answer").write_bytes(answer.encode("utf-8", "surrogateescape"))
     fake_program(tmp_path, "nvidia-smi", f'if [ $# -gt 0 ]; then echo "$(<{tmp_path}/answer)"; fi')
-    found = driver_of(tmp_path, monkeypatch)
-    assert found == Driver((expected,), None, None, None, "nvidia-smi names none", ("WARNING: a, line, more",))
-    machine = replace(MACHINE, driver=found)
+    driver = driver_of(tmp_path, monkeypatch)
+    assert driver == Driver((expected,), None, None, None, "nvidia-smi names none", ("WARNING: a, line, more",))
+    machine = replace(MACHINE, driver=driver)
     assert expected.name in dict(verify.facts(machine))["GPU"] and "WARNING: a, line" in verify.doubts(machine)[0]
     assert verify.problems(machine)  # this torch computes on the CPU alone
 
@@ -178,9 +178,9 @@ def ask_fake_torch(folder: Path, monkeypatch, source: str) -> Torch | None:
 
 
 def test_torch_that_cannot_be_imported_is_reported_with_the_reason(tmp_path, monkeypatch):
-    found = ask_fake_torch(tmp_path, monkeypatch, "raise ImportError('libcudnn.so.9: no such file')")
-    assert found == Torch("2.13.0", problem="ImportError: libcudnn.so.9: no such file")
-    assert "cannot be imported: ImportError: libcudnn" in gpu_and_torch.why_unusable(found, Driver())
+    torch = ask_fake_torch(tmp_path, monkeypatch, "raise ImportError('libcudnn.so.9: no such file')")
+    assert torch == Torch("2.13.0", problem="ImportError: libcudnn.so.9: no such file")
+    assert "cannot be imported: ImportError: libcudnn" in gpu_and_torch.why_unusable(torch, Driver())
 
 
 def test_gpu_that_cannot_compute_is_found_by_an_addition(tmp_path, monkeypatch):
@@ -190,9 +190,9 @@ def fail(_): raise RuntimeError("no kernel image is available\\nsecond line")
 __version__, version, cuda = "2.13.0", fake(cuda="13.0"), fake(is_available=lambda: True)
 def zeros(*_, **__): return fake(add_=fail)
 """
-    found = ask_fake_torch(tmp_path, monkeypatch, source)
-    assert (found.sees_gpu, found.problem) == (True, "no kernel image is available")
-    assert "fails to compute on the GPU" in gpu_and_torch.why_unusable(found, Driver((H100,), "13.0"))
+    torch = ask_fake_torch(tmp_path, monkeypatch, source)
+    assert (torch.sees_gpu, torch.problem) == (True, "no kernel image is available")
+    assert "fails to compute on the GPU" in gpu_and_torch.why_unusable(torch, Driver((H100,), "13.0"))
 
 
 # --- verify.py
@@ -211,11 +211,11 @@ def test_verify_answers_before_anything_is_installed(tmp_path):
 
 
 def test_missing_gpu_is_a_fact_and_secrets_are_named_and_never_shown(tmp_path):
-    program, places = str(ROOT / "setup/verify.py"), {"PATH": str(tmp_path), "HOME": str(tmp_path)}
-    answer = run_verify(program, "--skip-torch", **places)
+    program, positions = str(ROOT / "setup/verify.py"), {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    answer = run_verify(program, "--skip-torch", **positions)
     assert "GPU       none: there is no nvidia-smi" in answer.stdout and answer.stderr == ""
     assert verify.problems(MACHINE) == []
-    answer = run_verify(program, "--skip-torch", "--json", **places, HF_TOKEN="hf_abc")
+    answer = run_verify(program, "--skip-torch", "--json", **positions, HF_TOKEN="hf_abc")
     assert json.loads(answer.stdout)["machine"]["secrets_set"] == ["HF_TOKEN"] and "hf_abc" not in answer.stdout
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from boundby.machine import MemoryUse
 from boundby.machine.disturbance import Conditions, Disturbance
 from boundby.timing.rounds import Outcome
 from boundby.timing.timer import WarmUp
@@ -67,7 +68,7 @@ def test_committed_visits_come_back_as_they_were(tmp_path: Path) -> None:
         replace(
             visit(timing("cold", 0, 0.1), timing("isolated", 0, 1 / 3)),
             warm_up=WarmUp(30, 1.25, converged=True),
-            memory={"process_bytes": 10**9, "device_allocated_bytes": None, "reasons": ["no GPU"], "doubts": []},
+            memory=MemoryUse(process_bytes=10**9, reasons=("no GPU",)),
             readings={"gpu_utilization_pct": [97.0, 98.5]},
             reading_reasons={"gpu_power_w": "NVML: Not Supported"},
             conditions=Conditions(2.5, 2, foreign_cores=0.25),

@@ -242,9 +242,9 @@ def quartiles(steps: list[tuple]) -> dict[str, tuple[Fraction, ...]]:
     result = {}
     for name in rows[0] if rows else ():
         values = sorted(row[name] for row in rows)
-        places = [divmod(part * (len(values) - 1), 4) for part in (1, 2, 3)]
+        positions = [divmod(part * (len(values) - 1), 4) for part in (1, 2, 3)]
         result[name] = tuple(
             values[whole] + Fraction(quarters, 4) * (values[min(whole + 1, len(values) - 1)] - values[whole])
-            for whole, quarters in places
+            for whole, quarters in positions
         )
     return result

@@ -14,6 +14,6 @@ def test_whatever_is_read_is_taken_whole_or_refused_in_one_message(tmp_path, mak
     fates = make(count, tmp_path)
     print(
         f"\n{make.__name__}: {sum(fates.values()):,} cases;",
-        "; ".join(f"{n} {each}" for each, n in sorted(fates.items())),
+        "; ".join(f"{n} {item}" for item, n in sorted(fates.items())),
     )
     assert sum(fates.values()) == count

@@ -59,10 +59,10 @@ def test_held_out_batch_sizes_take_the_predicted_peak(family, below):
     model = fit_peaks([Peak(size, LENGTH, held[size]) for size in MEASURED], {LENGTH: demand}, below)
     assert isinstance(model, PeakModel), model
     for size in HELD_OUT:
-        told = model.at(size)
-        error = told.value / held[size] - 1
+        message = model.at(size)
+        error = message.value / held[size] - 1
         print(f"{family}, {size} x {LENGTH}: {held[size] / 1e6:.0f} MB, predicted {error:+.1%}, "
-              f"{told.low / 1e6:.0f} to {told.high / 1e6:.0f}, blocks below {below >> 20} MB kept")  # fmt: skip
-        assert below < KEPT_BELOW or told.low <= held[size] <= told.high
+              f"{message.low / 1e6:.0f} to {message.high / 1e6:.0f}, blocks below {below >> 20} MB kept")  # fmt: skip
+        assert below < KEPT_BELOW or message.low <= held[size] <= message.high
         assert abs(error) <= MOST_ERROR or (below == KEPT_BELOW and held[size] < LARGE)
     assert held[HELD_OUT[-1]] >= LARGE

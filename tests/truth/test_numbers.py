@@ -59,14 +59,14 @@ def test_a_callable_that_spins_a_known_time_is_measured_exactly_while_another_co
 @pytest.fixture(scope="module")
 def ceilings() -> Ceilings:
     """Return the limits of this machine; one that was disturbed is measured again."""
-    found = measure(CPU, dtypes=("float32",))
+    measured = measure(CPU, dtypes=("float32",))
     for _ in range(3):
-        if not found.doubts:
+        if not measured.doubts:
             break
-        found = found.joined(measure(CPU, dtypes=("float32",)))
-    print(f"\nceilings: {found.configured('float32')}\n{found.memory}")
-    print(f"dispatch {found.dispatch_s * 1e6:.2f} us {found.doubts}")
-    return found
+        measured = measured.joined(measure(CPU, dtypes=("float32",)))
+    print(f"\nceilings: {measured.configured('float32')}\n{measured.memory}")
+    print(f"dispatch {measured.dispatch_s * 1e6:.2f} us {measured.doubts}")
+    return measured
 
 
 def a_large_product() -> tuple[Work, Work | None]:
@@ -122,14 +122,14 @@ def test_a_workload_whose_limit_is_known_gets_the_right_verdict_every_time(name:
     work, make_input = WORKLOADS[name]()
     right = 0
     for attempt in range(REPEATS):
-        found = bottleneck(Call(work, make_input), Machine(ceilings, "float32"), BENCH)
-        right += names(found, expected)
-        against = [trial.name for trial in found.trials if trial.says_of(found.bound) == "refutes"]
-        assert not against or not found.settled, against
-        share = f"{100 * (found.share_of_limit or 0):.0f} %"
-        seen = f"{found.bound} {found.alternatives} {share}, {found.confidence}, {found.confirmation}"
-        seen += f", {found.unsettled.text}" if found.unsettled else ""
-        print(f"{name} {attempt + 1}/{REPEATS}: {seen} {[doubt.kind for doubt in found.doubts]}")
+        verdict = bottleneck(Call(work, make_input), Machine(ceilings, "float32"), BENCH)
+        right += names(verdict, expected)
+        against = [trial.name for trial in verdict.trials if trial.says_of(verdict.bound) == "refutes"]
+        assert not against or not verdict.settled, against
+        share = f"{100 * (verdict.share_of_limit or 0):.0f} %"
+        seen = f"{verdict.bound} {verdict.alternatives} {share}, {verdict.confidence}, {verdict.confirmation}"
+        seen += f", {verdict.unsettled.text}" if verdict.unsettled else ""
+        print(f"{name} {attempt + 1}/{REPEATS}: {seen} {[doubt.kind for doubt in verdict.doubts]}")
     print(f"{name}: {right} of {REPEATS} right")
     assert right == REPEATS
 
@@ -142,7 +142,7 @@ def test_a_loaded_core_is_noticed_every_time_and_a_free_one_is_not_blamed() -> N
         end = time.perf_counter() + 0.5
         while time.perf_counter() < end:
             product @ product
-        return [each.kind for each in watch.stop().disturbances(torch.get_num_threads())]
+        return [disturbance.kind for disturbance in watch.stop().disturbances(torch.get_num_threads())]
 
     quiet = [window() for _ in range(REPEATS)]
     with one_core_loaded():
@@ -171,6 +171,6 @@ def test_measuring_changes_what_is_measured_by_less_than_the_half_width_it_repor
         watch.stop()
         ratios.append(watched / bare)
         print(f"pair {pair + 1}: watched / bare {ratios[-1]:.4f}")
-    found = estimate(ratios)
-    print(f"watched / bare: {found.value:.4f} [{found.low:.4f}, {found.high:.4f}]")
-    assert found.low is not None and found.low < 1.01
+    ratio = estimate(ratios)
+    print(f"watched / bare: {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]")
+    assert ratio.low is not None and ratio.low < 1.01

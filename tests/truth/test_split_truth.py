@@ -73,10 +73,10 @@ def tiny_operators() -> Case:
     one = torch.ones(4)
 
     def work() -> torch.Tensor:
-        found = one
+        total = one
         for _ in range(1000):
-            found = found + one
-        return found
+            total = total + one
+        return total
 
     return Case("host", work, lambda _: 1.0)
 
@@ -106,51 +106,51 @@ def python_between() -> Case:
             pass
 
     def work() -> torch.Tensor:
-        found = left
+        product = left
         for _ in range(10):
-            found = found @ right
+            product = product @ right
             spin(500e-6)
-        return found
+        return product
 
     return Case("host", work, lambda _: 5e-3 / best_s(work))
 
 
 def replayed(work: Work, lengths: Lengths | None = None) -> Replay:
     for _ in range(5):
-        found = replay(work, Bench(replay_s=BUDGET_S), lengths=lengths)
-        if not found.doubts:
+        measured = replay(work, Bench(replay_s=BUDGET_S), lengths=lengths)
+        if not measured.doubts:
             break
-        print(f"\nonce more: {found.doubts}", end="")
-    return found
+        print(f"\nonce more: {measured.doubts}", end="")
+    return measured
 
 
 @pytest.fixture(scope="module")
 def ceilings() -> Ceilings:
-    found = measure(CPU, dtypes=("float32",))
+    ceilings_here = measure(CPU, dtypes=("float32",))
     for _ in range(3):
-        if not found.doubts:
+        if not ceilings_here.doubts:
             break
-        found = found.joined(measure(CPU, dtypes=("float32",)))
-    return found
+        ceilings_here = ceilings_here.joined(measure(CPU, dtypes=("float32",)))
+    return ceilings_here
 
 
-def said(found: Split) -> str:
-    return " · ".join(f"{part.kind} {part.seconds / found.seconds:.0%}" for part in found.breakdown)
+def said(parts: Split) -> str:
+    return " · ".join(f"{part.kind} {part.seconds / parts.seconds:.0%}" for part in parts.breakdown)
 
 
 @pytest.mark.parametrize("make", [large_products, element_wise, tiny_operators, slow_kernel, python_between])
-def test_the_owner_of_a_model_made_for_one_comes_first_with_its_share(make: Callable[[], Case], ceilings) -> None:
+def test_the_part_that_a_model_was_made_for_comes_first_with_its_share(make: Callable[[], Case], ceilings) -> None:
     limits = ceilings.limits("float32")
     failed = []
     for attempt in range(ATTEMPTS):
         with torch.inference_mode():
             case = make()
             before = case.share(ceilings)
-            found = split(replayed(case.work), limits)
+            parts = split(replayed(case.work), limits)
             share = max(before, case.share(ceilings))  # what disturbs a forward makes its part's share smaller
-        off = found.share(case.part) - share
-        print(f"\n{make.__name__} {attempt + 1}: {case.part} {share:.0%} true ({off:+.0%}): {said(found)}", end="")
-        if found.largest.kind != case.part or abs(off) > POINTS:
+        off = parts.share(case.part) - share
+        print(f"\n{make.__name__} {attempt + 1}: {case.part} {share:.0%} true ({off:+.0%}): {said(parts)}", end="")
+        if parts.largest.kind != case.part or abs(off) > POINTS:
             failed.append(attempt + 1)
     assert not failed
 
@@ -168,13 +168,13 @@ def test_padding_is_the_share_of_the_time_that_it_takes(ceilings) -> None:
         with torch.inference_mode():
             padded = forward(8, longest)
             known = Lengths(lengths, longest, lambda tokens: forward(8, tokens))
-            found = split(replayed(padded, known), ceilings.limits("float32"))
+            parts = split(replayed(padded, known), ceilings.limits("float32"))
             share = 1 - best_s(forward(1, sum(lengths))) / best_s(padded)
-        assert found.padding_share is not None
-        print(f"\npadding {attempt + 1}: {share:.0%} true, {found.padding_share:.0%} of {said(found)}", end="")
-        assert abs(found.padding_share - share) <= POINTS
-        assert found.padding_share > max(
-            (1 - (o.padding_share or 0)) * o.seconds / found.seconds for o in found.breakdown
+        assert parts.padding_share is not None
+        print(f"\npadding {attempt + 1}: {share:.0%} true, {parts.padding_share:.0%} of {said(parts)}", end="")
+        assert abs(parts.padding_share - share) <= POINTS
+        assert parts.padding_share > max(
+            (1 - (o.padding_share or 0)) * o.seconds / parts.seconds for o in parts.breakdown
         )
 
 
@@ -189,12 +189,12 @@ class SpelledTokenizer:
         return torch.tensor([[number for word in text.split() for number in self.numbers(word)] for text in texts])
 
     def numbers(self, word: str) -> list[int]:
-        found, start = list[int](), 0
+        numbers, start = list[int](), 0
         while start < len(word):
             end = next(end for end in range(len(word), start, -1) if word[start:end] in self.pieces)
-            found.append(self.pieces.index(word[start:end]))
+            numbers.append(self.pieces.index(word[start:end]))
             start = end
-        return found
+        return numbers
 
 
 def test_a_slow_tokenizer_comes_first_with_its_share(ceilings) -> None:
@@ -213,9 +213,9 @@ def test_a_slow_tokenizer_comes_first_with_its_share(ceilings) -> None:
         with torch.inference_mode():
             input_s, forward_s = best_s(make_input), best_s(work)
             bench = Bench(replay_s=BUDGET_S, trials_s=0.5)
-            found = bottleneck(Call(work, make_input), Machine(ceilings, "float32"), bench)
-        first, share = found.limited_by[0], input_s / (input_s + forward_s)
+            verdict = bottleneck(Call(work, make_input), Machine(ceilings, "float32"), bench)
+        first, share = verdict.limited_by[0], input_s / (input_s + forward_s)
         print(f"\ntokenizer {attempt + 1}: {share:.0%} true, {first.kind} {first.share:.0%}", end="")
-        if (found.bound, first.kind) != ("input", "input") or abs(first.share - share) > POINTS:
+        if (verdict.bound, first.kind) != ("input", "input") or abs(first.share - share) > POINTS:
             failed.append(attempt + 1)
     assert not failed

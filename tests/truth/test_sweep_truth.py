@@ -17,7 +17,7 @@ import torch
 
 from boundby.inference import forward
 from utils.baseline import instruments
-from utils.baseline.inference import Guard, InferenceProfiler
+from utils.baseline.inference import Guard, InferenceProfiler, SweepSettings
 from utils.baseline.optimum import optimal
 from utils.baseline.rounds import Visit
 from utils.baseline.selection import Selection
@@ -78,16 +78,16 @@ class PlainLoop:
         for _ in range(3):
             self.watch.start()
             spent = self._run(size, share)
-            found = self.watch.stop().disturbances(torch.get_num_threads())
-            if not any(each.is_passing for each in found):
+            disturbances = self.watch.stop().disturbances(torch.get_num_threads())
+            if not any(disturbance.is_passing for disturbance in disturbances):
                 break
         self._seconds.setdefault((size, share), []).append(spent)
 
     def _run(self, size: int, share: int) -> float:
         arrivals = self.selection.arrivals(size)
         spent = 0.0
-        for place in np.array_split(range(len(arrivals)), SHARES)[share].tolist():
-            batch = self.selection.batch(arrivals.rows(place))
+        for position in np.array_split(range(len(arrivals)), SHARES)[share].tolist():
+            batch = self.selection.batch(arrivals.rows(position))
             start = time.perf_counter()
             with torch.inference_mode():
                 forward(self.model, batch)
@@ -113,7 +113,7 @@ def test_the_sweep_is_the_plain_loop_over_the_whole_dataset(make: Callable[[], t
     loop = PlainLoop(model, Selection.of(texts, tokenizer, 512, CPU))
     profiler = InferenceProfiler(model, tokenizer, CPU, guard=Guard(instruments.watch(CPU)))
     rows = profiler.profile_multiple_batch_sizes(
-        texts, SIZES, max_length=512, max_seconds=BUDGET_S, on_visit=loop.go_on
+        texts, SIZES, max_length=512, settings=SweepSettings(max_seconds=BUDGET_S), on_visit=loop.go_on
     )
     loop.finish()
     failed = []

@@ -77,12 +77,12 @@ def analysed(step: Callable[[int], object], folder: Path) -> Analysis:
 def test_names_what_the_program_was_made_to_wait_for(
     tmp_path: Path, loop: Callable[[], Callable[[int], object]], bound: str, least_share: float
 ) -> None:
-    found = analysed(loop(), tmp_path)
-    verdict = judge_trace(found)
+    result = analysed(loop(), tmp_path)
+    verdict = judge_trace(result)
     print(f"{loop.__name__}: {verdict.bound}, {verdict.share_of_limit}, {verdict.evidence}, {verdict.doubts}")
     assert verdict.bound == bound
     assert verdict.share_of_limit is None or verdict.share_of_limit >= least_share
-    assert not [finding for finding in found.findings if finding.is_fatal]
+    assert not [finding for finding in result.findings if finding.is_fatal]
 
 
 def test_the_time_slept_for_data_is_booked_on_the_input(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ FIRST_SEED = 1_000_000  # beyond those of `make test`
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + PROGRAMS, AT_ONCE))
 def test_the_first_cause_gains_most_and_no_gain_exceeds_its_bound(first: int, tmp_path: Path) -> None:
-    found = summary(compare(random_program(seed), tmp_path) for seed in range(first, first + AT_ONCE))
-    print(f"\nfrom {first}: {found}")
-    assert found.first_is_best >= 0.97 * AT_ONCE
-    assert found.within_bounds == AT_ONCE
+    result = summary(compare(random_program(seed), tmp_path) for seed in range(first, first + AT_ONCE))
+    print(f"\nfrom {first}: {result}")
+    assert result.first_is_best >= 0.97 * AT_ONCE
+    assert result.within_bounds == AT_ONCE
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -133,6 +133,6 @@ def test_five_minutes_of_fuzzing_find_nothing(tmp_path: Path) -> None:
             if fault := attempt(seed, tmp_path):
                 failed.append(f"{attempt.__name__}({seed}): {fault}")
         seed += 1
-    told = ", ".join(f"{attempt.__name__} {count}" for attempt, count in attempts.items())
-    print(f"\n{told}; {len(failed)} failed; the last seed was {seed - 1}")
+    message = ", ".join(f"{attempt.__name__} {count}" for attempt, count in attempts.items())
+    print(f"\n{message}; {len(failed)} failed; the last seed was {seed - 1}")
     assert failed[:20] == []

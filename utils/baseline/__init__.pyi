@@ -3,10 +3,8 @@ from . import sweep as sweep
 from .columns import COLUMNS as COLUMNS
 from .columns import MEASURED as MEASURED
 from .columns import Status as Status
-from .document import Ceilings as Ceilings
 from .document import Change as Change
 from .document import Choice as Choice
-from .document import ComputeCeiling as ComputeCeiling
 from .document import Device as Device
 from .document import Document as Document
 from .document import Factor as Factor
@@ -33,6 +31,7 @@ from .document import read_document as read_document
 from .document import shaped as shaped
 from .inference import Guard as Guard
 from .inference import InferenceProfiler as InferenceProfiler
+from .inference import SweepSettings as SweepSettings
 from .memory import forecast_in_words as forecast_in_words
 from .optimum import GOOD_ENOUGH as GOOD_ENOUGH
 from .optimum import judge as judge

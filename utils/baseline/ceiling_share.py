@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from boundby.machine import is_host
-from utils.baseline.document import Ceilings, Row
+from boundby.machine import Ceilings, is_host
+from utils.baseline.document import Row
 from utils.evaluation import CeilingShare, FullDataset
 
 
@@ -38,12 +38,12 @@ def _ceiling(full: FullDataset, ceilings: Ceilings | None, device: str) -> float
     """Return the measured FLOP/s of matrix products in the precision of the pass, under its setting."""
     if full["precision"] == "int8":  # held in float32 beside its products of eight bits, whose ceiling is not measured
         return None
-    for roof in ceilings["compute"] if ceilings else ():
+    for roof in ceilings.compute if ceilings else ():
         fast = "medium" if is_host(device) else "high"  # what the precision float32_fast sets
         wanted = fast if full["precision"] == "float32_fast" else None
-        is_setting = roof["precision"] == wanted if wanted else roof["is_configured"]
-        if roof["dtype"] == full["dtype"] and is_setting:
-            return roof["flops_per_s"]
+        is_setting = roof.precision == wanted if wanted else roof.is_configured
+        if roof.dtype == full["dtype"] and is_setting:
+            return roof.flops_per_s
     return None
 
 

@@ -273,8 +273,9 @@ def _most(field: str) -> Callable[[Point], Value]:
     """Return the column of the most of all visits, in MB."""
 
     def of(point: Point) -> Value:
-        values: list[Any] = [value for visit in point.visits if (value := (visit.memory or {}).get(field)) is not None]
-        reasons = "; ".join((point.first.memory or {}).get("reasons", ()))
+        used = [visit.memory for visit in point.visits]
+        values = [value for memory in used if (value := getattr(memory, field, None)) is not None]
+        reasons = "; ".join(point.first.memory.reasons if point.first.memory else ())
         return max(values) / MB if values else Missing(reasons or "unknown")
 
     return of
@@ -317,7 +318,7 @@ def _doubts(point: Point) -> Iterator[Doubt]:
     clocks = sorted((visit.conditions.gpu_sm_clock_mhz for visit in point.counted if visit.conditions), key=_middle)
     if clocks and (changed := changed_clock(clocks[0], clocks[-1])):
         yield Doubt("throttled", f"two of the rounds: {changed}")
-    for text in sorted({text for visit in point.counted for text in (visit.memory or {}).get("doubts", ())}):
+    for text in sorted({text for visit in point.counted if visit.memory for text in visit.memory.doubts}):
         yield Doubt("memory", text)
     yield from _disturbed(point.counted)
 

@@ -238,12 +238,12 @@ class _Case:
 
     def _candidates(self, batch: Batch, work: Work) -> tuple[list[Candidate], list[Untried]]:
         """Return what can be tried on this batch beside what can be tried on any callable, and what cannot."""
-        subject = self._compared(batch)
+        subject, precision = self._compared(batch), self.machine.faster_precision
         dtypes = [getattr(torch, name) for name in self.machine.other_dtypes]
         offered: list[Candidate | Untried | None] = [
             fixes.without_padding(subject),
             *(fixes.in_another_dtype(subject, dtype) for dtype in dtypes),
-            self._products(subject),
+            fixes.with_reduced_precision_matmul(subject, *precision) if precision else None,
             self._doubled(batch),
             self._input_ahead(batch, work),
             self._physical_cores(work),
@@ -263,10 +263,6 @@ class _Case:
         return fixes.Subject(
             subject.model, selection.tokenizer, selection.tokens, batch, sample, has_labels=subject.has_labels
         )
-
-    def _products(self, subject: fixes.Subject) -> Candidate | None:
-        precision = self.machine.faster_precision
-        return fixes.with_reduced_precision_matmul(subject, *precision) if precision else None
 
     def _reference_s(self) -> Interval | None:
         """Return the seconds of the reference batch in the sweep; None where it was not timed."""

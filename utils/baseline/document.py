@@ -11,6 +11,7 @@ import msgspec
 
 from boundby import files
 from boundby.bound import Verdict
+from boundby.machine import Ceilings
 from utils.baseline.columns import MEASURED, MeasuredRow
 from utils.baseline.columns import Row as Row
 from utils.command import removed
@@ -92,7 +93,6 @@ class Source(TypedDict, total=False):
     split: str | None
     revision: str | None
     bytes: int | None
-    mtime_ns: int | None
     sha256: str | None
 
 
@@ -144,40 +144,6 @@ class MachineState(TypedDict, total=False):
     cpu_quota_cores: float | None
     load_1min: float
     float32_matmul_precision: str
-
-
-class ComputeCeiling(TypedDict):
-    """One of `boundby.machine.ceilings.ComputeCeiling`."""
-
-    dtype: str
-    precision: str | None
-    is_configured: bool
-    flops_per_s: float
-    low: float
-    size: int
-    relative_error: float
-
-
-class MemoryCeiling(TypedDict):
-    """One of `boundby.machine.ceilings.MemoryCeiling`."""
-
-    level: str
-    working_set_bytes: int
-    bytes_per_s: float
-    low: float
-    operation: str
-
-
-class Ceilings(TypedDict):
-    """What the machine reaches, as `boundby.machine.ceilings.Ceilings.as_dict` gives it."""
-
-    device: Device
-    compute: list[ComputeCeiling]
-    memory: list[MemoryCeiling]
-    dispatch_s: float
-    dispatch_high_s: float
-    seconds: float
-    doubts: list[str]
 
 
 class Operator(TypedDict):
@@ -413,12 +379,14 @@ def read_document(path: Path, version: int, kind: Any = Document) -> Document:
     alone by another `kind`. What the document says beyond these records stays in it: each task has scores of its own.
     """
     content = files.read_json(path)
-    found = content.get("schema_version") if isinstance(content, dict) else None
-    if found != version:
-        raise OtherVersion(found)
+    written = content.get("schema_version") if isinstance(content, dict) else None
+    if written != version:
+        raise OtherVersion(written)
     try:
         if "batch_sizes" in content:  # else their lack shows below
             content["batch_sizes"] = with_verdicts(content["batch_sizes"])
+        if content.get("ceilings"):
+            content["ceilings"] = msgspec.convert(content["ceilings"], Ceilings)
     except (TypeError, AttributeError, LookupError) as error:
         raise ValueError(f"{path} cannot be read: batch_sizes are not rows with verdicts ({error})") from None
     document: Document = shaped(content, kind)

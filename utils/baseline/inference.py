@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+import msgspec
 import torch
 
 from boundby.bound import DeviceTimer
@@ -16,6 +17,7 @@ from boundby.machine import (
     Conditions,
     DeviceLostError,
     Disturbance,
+    MemoryUse,
     NoSource,
     Sampler,
     Watch,
@@ -48,7 +50,6 @@ from utils.baseline.rounds import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
     ROUNDS_PER_S,
-    Memory,
     Quantity,
     Timing,
     Visit,
@@ -79,60 +80,16 @@ class Guard:
     pause: Callable[[float], None] = time.sleep
 
 
-class InferenceProfiler:
-    """Profiles one model: real texts, cold call apart, warm-up to convergence, rounds until the interval is narrow."""
-
-    def __init__(  # noqa: PLR0913  (model, tokenizer and device; the instruments by keyword alone)
-        self,
-        model: Any,
-        tokenizer: Any,
-        device: torch.device,
-        *,
-        timer: Timer | None = None,
-        sampler: Sampler | None = None,
-        guard: Guard | None = None,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.device = torch.device(device)
-        self.timer = timer or Timer(synchronize=synchronizer(self.device))
-        self.sampler = sampler or Sampler(NoSource("no sampler was given"))
-        self.guard = guard
-        self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        self.session = f"{started_at()}-{os.getpid()}"
-
-    def profile_multiple_batch_sizes(  # noqa: PLR0913  (four of the spec, the rest by keyword alone)
-        self,
-        texts: Sequence[str],
-        batch_sizes: Sequence[int],
-        num_runs: int = 10,
-        max_length: int = 512,
-        *,
-        num_warmup_runs: int = 3,
-        ci_half_width: float | None = None,
-        max_seconds: float = 15.0,
-        finished: Sequence[Visit] = (),
-        on_visit: Callable[[Visit], None] | None = None,
-    ) -> list[Row]:
-        """Return one row of metrics per batch size, smallest first; the columns are those of `utils.baseline.columns`.
-
-        `num_runs` timed and `num_warmup_runs` untimed forwards are the least work per batch size; more rounds follow
-        until half of the throughput's 95 % interval is `ci_half_width` of it, or `max_seconds` are spent; None aims at
-        what two runs need to be found the same. `finished` visits are not made again; `on_visit` is told of each new
-        one. Running out of memory is a row, not an error. Raises DeviceLostError where the GPU does nothing more for
-        this process, after `on_visit` is told of the visit that failed.
-        """
-        settings = Settings(batch_sizes, num_runs, num_warmup_runs, ci_half_width, max_seconds)
-        selection = Selection.of(texts, self.tokenizer, max_length, self.device)
-        visits = take_turns([self], selection, settings, finished, on_visit)
-        return columns.rows(visits, sorted(batch_sizes), settings.widest(self.device))
-
-
 @dataclass(frozen=True)
-class Settings:
-    """What is measured and how exactly, as `profile_multiple_batch_sizes` explains it."""
+class SweepSettings:
+    """What is measured and how exactly.
 
-    batch_sizes: Sequence[int]
+    `num_runs` timed and `num_warmup_runs` untimed forwards are the least work per batch size; more rounds follow until
+    half of the throughput's 95 % interval is `ci_half_width` of it, or `max_seconds` are spent; None aims at what two
+    runs need to be found the same.
+    """
+
+    batch_sizes: Sequence[int] = ()
     num_runs: int = 10
     num_warmup_runs: int = 3
     ci_half_width: float | None = None
@@ -156,10 +113,58 @@ class Settings:
         return self.ci_half_width or (NOISY_ON_HOST if is_host(device) else NOISY)
 
 
+DEFAULTS = SweepSettings()
+
+
+class InferenceProfiler:
+    """Profiles one model: real texts, cold call apart, warm-up to convergence, rounds until the interval is narrow."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        device: torch.device,
+        *,
+        timer: Timer | None = None,
+        sampler: Sampler | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.device = torch.device(device)
+        self.timer = timer or Timer(synchronize=synchronizer(self.device))
+        self.sampler = sampler or Sampler(NoSource("no sampler was given"))
+        self.guard = guard
+        self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        self.session = f"{started_at()}-{os.getpid()}"
+
+    def profile_multiple_batch_sizes(
+        self,
+        texts: Sequence[str],
+        batch_sizes: Sequence[int],
+        num_runs: int = 10,
+        max_length: int = 512,
+        *,
+        settings: SweepSettings = DEFAULTS,
+        finished: Sequence[Visit] = (),
+        on_visit: Callable[[Visit], None] | None = None,
+    ) -> list[Row]:
+        """Return one row of metrics per batch size, smallest first; the columns are those of `utils.baseline.columns`.
+
+        `settings` say how exactly. `finished` rounds are not made again; `on_visit` gets each new one. Running out of
+        memory is a row, not an error. Raises DeviceLostError where the GPU does nothing more for this process, after
+        `on_visit` has the round that failed.
+        """
+        settings = replace(settings, batch_sizes=batch_sizes, num_runs=num_runs)
+        selection = Selection.of(texts, self.tokenizer, max_length, self.device)
+        visits = take_turns([self], selection, settings, finished, on_visit)
+        return columns.rows(visits, sorted(batch_sizes), settings.widest(self.device))
+
+
 def take_turns(
     profilers: Sequence[InferenceProfiler],
     selection: Selection,
-    settings: Settings,
+    settings: SweepSettings,
     finished: Sequence[Visit] = (),
     on_visit: Callable[[Visit], None] | None = None,
 ) -> list[Visit]:
@@ -319,20 +324,23 @@ class _SharedMemory:
         self.admit(model)
         return True
 
-    def without_others(self, use: Mapping[str, Any], model: Any) -> Memory:
+    def without_others(self, use: MemoryUse, model: Any) -> MemoryUse:
         """Return what was used without the weights of the models that wait for their turn."""
         others = [other for other in self._models if other is not model and not self._is_scarce]
         waiting = sum(parameter.nbytes for other in others for parameter in other.parameters())
         where = "process_" if is_host(self._device) else "device_"
-        names = [name for name in use if name.startswith(where) and name != "device_total_bytes"]
-        return cast(Memory, {**use, **{name: value - waiting for name in names if (value := use[name]) is not None}})
+        held = {name: getattr(use, name) for name in MemoryUse.__struct_fields__ if name.startswith(where)}
+        held.pop("device_total_bytes", None)
+        return msgspec.structs.replace(
+            use, **{name: value - waiting for name, value in held.items() if value is not None}
+        )
 
 
 class _Plan:
     """How one visit is made: which texts, how many batches, in which order."""
 
     def __init__(
-        self, owner: InferenceProfiler, selection: Selection, settings: Settings, memory: _SharedMemory
+        self, owner: InferenceProfiler, selection: Selection, settings: SweepSettings, memory: _SharedMemory
     ) -> None:
         self.owner, self.selection, self.settings, self.memory = owner, selection, settings, memory
         self._warmed: set[int] = set()

@@ -53,9 +53,11 @@ def forecast(visits: Sequence[Visit], demands: "Mapping[int, Demand | Missing] |
         return _unknown(NOT_COUNTED)
     peaks, is_gpu = [], False
     for visit in visits:
-        for largest in visit.of("largest")[:1] if visit.memory else ():
-            reserved = (visit.memory or {}).get("device_peak_reserved_bytes")
-            held = reserved or (visit.memory or {}).get("process_peak_bytes")
+        memory = visit.memory
+        for largest in visit.of("largest")[:1] if memory else ():
+            assert memory
+            reserved = memory.device_peak_reserved_bytes
+            held = reserved or memory.process_peak_bytes
             is_gpu = is_gpu or bool(reserved)
             if held:
                 peaks.append(Peak(largest.samples, largest.tokens_padded // largest.samples, held))
@@ -85,16 +87,11 @@ def forecast_in_words(forecast: MemoryForecast) -> str:
     if forecast["model"] is None:
         return f"The largest batch that fits is not known: {forecast['reason']}."
     model, tokens = forecast["model"], forecast["tokens"] or 0
-    fitting = ", ".join(f"{_batch(batch)} in {batch['gb']} GB" for batch in forecast["fits"])
+    fits = [(f"{batch['samples']:,}" if batch["samples"] else "none", batch["gb"]) for batch in forecast["fits"]]
+    fitting = ", ".join(f"{samples} in {gb} GB" for samples, gb in fits)
     off = round(100 * max((batch["error"] for batch in forecast["fits"] if batch["samples"]), default=0))
     return (
         f"Batches of the longest texts ({tokens:,} tokens) take {model['fixed_bytes'] / GB:.2g} GB and "
         f"{model['bytes_per_sample'] / 1e6:.2g} MB for each text. The largest that fit: {fitting}"
         f"{f'; the memory that this rests on may be off by {off} %' if off else ''}."
     )
-
-
-def _batch(batch: FittingBatch) -> str:
-    if not batch["samples"]:
-        return "none"
-    return f"{batch['samples']:,}"

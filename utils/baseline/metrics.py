@@ -1,14 +1,13 @@
 """What is seen beside the clock while something is measured: time, memory, utilisation."""
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import TypedDict, cast
+from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 
-from boundby.machine import MemoryMeter, Sampler, synchronizer
+from boundby.machine import MemoryMeter, MemoryUse, Sampler, synchronizer
 from utils.baseline import instruments
-from utils.baseline.rounds import Memory
 
 SAMPLED = ("gpu_utilization_pct", "gpu_power_w", "gpu_sm_clock_mhz", "cpu_utilization_pct")
 
@@ -33,7 +32,7 @@ class Seen(TypedDict):
     latency_per_batch_ms: float
     throughput_samples_per_sec: float | None
     batches_per_sec: float | None
-    memory: Memory
+    memory: MemoryUse
     readings: dict[str, list[float]]
     reading_reasons: dict[str, str]
 
@@ -78,7 +77,7 @@ class MetricsCollector:
             "latency_per_batch_ms": 1e3 * window_s / batches,
             "throughput_samples_per_sec": num_samples / window_s if window_s else None,
             "batches_per_sec": batches / window_s if window_s else None,
-            "memory": cast(Memory, asdict(memory)),
+            "memory": memory,
             "readings": sampler.by_quantity(measurement.start_s, end),
             "reading_reasons": {name: why for name in SAMPLED if (why := sampler.why_not(name))},
         }

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import compress
 from pathlib import Path
 from statistics import median
-from typing import Literal, TypedDict
+from typing import Literal
 
 import msgspec
 
 from boundby import files
-from boundby.machine import Conditions, Disturbance
+from boundby.machine import Conditions, Disturbance, MemoryUse
 from boundby.timing import Outcome, Timed, Totals, WarmUp, seconds_per_sample
 
 LEAST_ROUNDS = 5  # below five rounds two runs cannot be told apart by a rank test at 5 %
@@ -41,41 +41,10 @@ class Timing:
         return Totals.one(self.samples, self.tokens_padded, self.tokens_real)
 
 
-class Memory(TypedDict, total=False):
-    """The fields of `boundby.machine`, in bytes; what this device cannot give is None, and `reasons` say why.
-
-    A comparison reads visits where no torch need be.
-    """
-
-    device_allocated_bytes: int | None
-    device_reserved_bytes: int | None
-    device_peak_allocated_bytes: int | None
-    device_peak_reserved_bytes: int | None
-    device_total_bytes: int | None
-    device_before_bytes: int | None
-    process_bytes: int
-    process_peak_bytes: int | None
-    reasons: Sequence[str]
-    doubts: Sequence[str]
-
-
-class RawRow(TypedDict):
-    """One row of `raw_samples.csv`."""
-
-    session: str
-    round: int
-    batch_size: int
-    index: int
-    quantity: Quantity
-    seconds: float
-    samples: int
-    tokens_real: int
-    tokens_padded: int
-    dtype: str
-    disturbed: int
-
-
-RAW_COLUMNS = tuple(RawRow.__annotations__)
+RAW_COLUMNS = (  # of `raw_samples.csv`
+    *("session", "round", "batch_size", "index", "quantity", "seconds"),
+    *("samples", "tokens_real", "tokens_padded", "dtype", "disturbed"),
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +67,7 @@ class Visit:
     spent_s: float = 0.0
     batches: int = 0
     warm_up: WarmUp | None = None
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     readings: Mapping[str, Sequence[float]] = field(default_factory=dict)
     reading_reasons: Mapping[str, str] = field(default_factory=dict)
     window_s: float = 0.0
@@ -215,12 +184,12 @@ def _blocks(visit: Visit) -> list[Timed]:
     return [(one_pass * (timing.samples / one_pass.samples), timing.seconds) for timing in visit.of("pipelined")]
 
 
-def raw_rows(visits: Iterable[Visit]) -> Iterator[RawRow]:
+def raw_rows(visits: Iterable[Visit]) -> Iterator[dict[str, str | float]]:
     """Yield every timing as a row of `raw_samples.csv`."""
     for visit in visits:
         for timing in visit.timings:
             yield {
-                **asdict(timing),  # type: ignore[typeddict-item]  # which tells no keys
+                **asdict(timing),
                 "session": visit.session,
                 "round": visit.round,
                 "batch_size": visit.batch_size,

@@ -33,7 +33,7 @@ from utils.baseline import rounds as visits
 from utils.baseline.ceiling_share import share_of_ceiling
 from utils.baseline.columns import MEASURED, Finding
 from utils.baseline.document import Agreement, Device, Document, MachineState, Model, Row
-from utils.baseline.inference import Guard, InferenceProfiler, Settings, take_turns
+from utils.baseline.inference import Guard, InferenceProfiler, SweepSettings, take_turns
 from utils.baseline.optimum import judge, optimal
 from utils.baseline.rounds import Visit, named
 from utils.baseline.selection import Selection
@@ -128,8 +128,9 @@ class Result:
         first = [row for row in rows if row["dtype"] == self.dtype]
         best = optimal(first, config.targets)
         chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
-        limits: Any = self.ceilings.as_dict() if self.ceilings else None
-        full: Any = self.full and {**self.full, **share_of_ceiling(self.full, first, limits, self.device["type"])}
+        full: Any = self.full
+        if full:
+            full = {**full, **share_of_ceiling(full, first, self.ceilings, self.device["type"])}
         return {
             "schema_version": METRICS_VERSION,
             "boundby_version": __version__,
@@ -148,7 +149,7 @@ class Result:
             },
             "device": self.device,
             "agreement": self.agreement,
-            "ceilings": limits,
+            "ceilings": self.ceilings,
             "ceilings_reason": None if self.ceilings else columns.NOT_DIAGNOSED,
             "machine_state": self.machine_state,
             "max_length": self.max_length,
@@ -311,7 +312,7 @@ def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[S
     assert result.max_length is not None  # noted with the model
     selection = Selection.of(rows.texts, loaded[0].tokenizer, result.max_length, device)
     sizes = steps.sweep_sizes(run.config, is_on_gpu=is_gpu(device))
-    settings = Settings(
+    settings = SweepSettings(
         sizes,
         config.num_measurement_runs,
         config.num_warmup_runs,

@@ -24,7 +24,7 @@ from .cli import Run as Run
 from .cli import Terminated as Terminated
 from .cli import as_pipeline_error as as_pipeline_error
 from .cli import command as command
-from .cli import is_the_script as is_the_script
+from .cli import main_of as main_of
 from .console import log_to as log_to
 from .console import printable as printable
 from .console import stop_logging as stop_logging

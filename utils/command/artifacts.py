@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from utils.command.errors import InputError
 from utils.settings import Config
 
-METRICS_VERSION = 4  # of baseline_metrics.json: its keys, and how its numbers are made
+METRICS_VERSION = 5  # of baseline_metrics.json: its keys, and how its numbers are made
 LAYER_PROFILE = "model"  # name of the files in layers/
 RUN_STARTED_VARIABLE = "BOUNDBY_RUN_STARTED"  # set by the runner, so that its steps share one folder in previous/
 TIME_IN_NAMES = "%Y%m%dT%H%M%SZ"
@@ -61,7 +61,7 @@ class EvaluationFolder:
                 return True
         except OSError:
             pass
-        return self.path.is_dir() and any(OF_PLAN.fullmatch(each.name) for each in self.path.iterdir())
+        return self.path.is_dir() and any(OF_PLAN.fullmatch(path.name) for path in self.path.iterdir())
 
     def part(self, shard: int) -> Path:
         """Return the path of the predictions of one shard; its presence is the commit."""

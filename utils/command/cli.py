@@ -44,8 +44,8 @@ DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
 DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
 RUN_BEGUN_VARIABLE = "BOUNDBY_RUN_BEGUN"  # set by the runner after its first step, so that no later one repeats it
 OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")  # what libraries say of it
-_FAILS = "{disk} fails or is gone ({reason}); nothing that was finished is lost: once it is back, add --resume"
-_FORBIDS = "{reason}; change its rights or its disk, or, for results, choose another output.results_dir"
+_FAILS = "{disk} failed or is gone ({reason}). Finished work is kept: add --resume once the disk is back"
+_FORBIDS = "{reason}; change its permissions, or choose another output.results_dir for results"
 OF_THE_MACHINE = {  # what an OSError means for people, by its number
     errno.ENOSPC: "no space left on {disk}{space}; free some and add --resume",
     errno.EDQUOT: "this user's quota on {disk} is used up; free some and add --resume",
@@ -127,6 +127,18 @@ Main = Callable[..., int]
 AddArguments = Callable[[argparse.ArgumentParser], None]
 
 
+def main_of(script: Body, body: Body, *settings: Any, **options: Any) -> Main:
+    """Return the command of a script: it runs `body`, and ends the process where that is the script's own."""
+    of_script = script.__globals__
+
+    @functools.wraps(script)
+    def main(argv: Sequence[str] | None = None) -> int:
+        is_script = of_script["__name__"] == "__main__"
+        return command(of_script["__doc__"], body, argv, *settings, **options, is_script=is_script)
+
+    return main
+
+
 class Flag(argparse.Action):
     """A flag that overrides the setting `key`, and sets `clears`, which would win over it, to null.
 
@@ -158,29 +170,7 @@ def tool(
 
     With `settings` None it takes no settings, and `run` has none. One that `serves` waits for others, and is silent.
     """
-
-    def decorate(body: Body) -> Main:
-        @functools.wraps(body)
-        def main(argv: Sequence[str] | None = None) -> int:
-            description = body.__globals__["__doc__"]
-            return command(
-                description,
-                body,
-                argv,
-                add_arguments,
-                settings,
-                has_heartbeat=not serves,
-                is_script=is_the_script(body),
-            )
-
-        return main
-
-    return decorate
-
-
-def is_the_script(body: Body) -> bool:
-    """Tell whether the process is that of the script, and not one that has imported it."""
-    return bool(body.__globals__["__name__"] == "__main__")
+    return lambda body: main_of(body, body, add_arguments, settings, has_heartbeat=not serves)
 
 
 def require_action(args: argparse.Namespace, **owners: str) -> None:
@@ -223,7 +213,9 @@ def command(
         given, program = given[: given.index("--")], given[given.index("--") + 1 :]
     args = _with_all_overrides(parser.parse_intermixed_args(given))
     args.program = program
-    if parser.get_default("program") is not None and (bare := [each for each in args.overrides if "=" not in each]):
+    if parser.get_default("program") is not None and (
+        bare := [argument for argument in args.overrides if "=" not in argument]
+    ):
         parser.error(f"a program stands behind --, such as: boundby train -- {' '.join(bare)}")
     console, is_lost = Console(), False
     with console.documented() if args.json else contextlib.nullcontext():
@@ -287,7 +279,7 @@ def _prepare(args: argparse.Namespace, console: Console, settings: Settings | No
     config, dropped = read_settings(args.config, overrides)
     if dropped and RUN_BEGUN_VARIABLE not in os.environ:
         console.note(
-            f"left out of {_nearby(args.config)}, as it belongs to another model or dataset: {', '.join(dropped)}"
+            f"ignored in {_nearby(args.config)}, since it belongs to another model or dataset: {', '.join(dropped)}"
         )
     return Run(config, Layout.of(config), args, console)
 
@@ -313,16 +305,18 @@ def _stops_raise() -> Iterator[None]:
     previous: dict[int, Any] = {}
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     if threading.current_thread() is threading.main_thread():  # elsewhere the caller keeps its own handling
-        previous = {each: signal.getsignal(each) for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN}
+        previous = {
+            signum: signal.getsignal(signum) for signum in STOPS if signal.getsignal(signum) is not signal.SIG_IGN
+        }
     try:
-        for each in previous:
-            signal.signal(each, stop)
+        for signum in previous:
+            signal.signal(signum, stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)  # the runner lets an interrupt wait until here
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
 def as_pipeline_error(
@@ -333,7 +327,7 @@ def as_pipeline_error(
         if isinstance(error, PipelineError) and error.__cause__ is None:  # of another process, with its way out
             return GpuLostError(str(error))
         way_out = "go on with --resume" if resumes else "start the same command again"
-        return GpuLostError(f"{lost}; the GPU does nothing more for this process, what was finished is kept: {way_out}")
+        return GpuLostError(f"{lost}; this process can no longer use the GPU. Finished work is kept: {way_out}")
     if isinstance(error, PipelineError):
         return error
     if isinstance(error, SettingsError):
@@ -345,9 +339,7 @@ def as_pipeline_error(
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(word in str(error) for word in OF_MEMORY):
         way_out = f"{settings.smaller}, or a larger device" if settings else "use a machine with more memory"
         said = (re.sub(r"\[enforce fail at [^]]*\]\s*", "", str(error)).splitlines() or ["no more is known"])[0]
-        return PipelineError(
-            f"memory ran out{' outside the sweep' if settings is PIPELINE else ''} ({said}); {way_out}"
-        )
+        return PipelineError(f"out of memory{' outside the sweep' if settings is PIPELINE else ''} ({said}); {way_out}")
     return PipelineError(f"{type(error).__name__}: {error} (--debug shows the traceback)")
 
 

@@ -113,7 +113,7 @@ class Console:
             self._progress.beat()
         else:
             silent = _mm_ss(self._clock() - self._silent_since)
-            self._write(self.err, f"{time.strftime('%H:%M:%S')} still at work, {silent} since the line above")
+            self._write(self.err, f"{time.strftime('%H:%M:%S')} still running, {silent} since the last line")
 
     def _write(self, stream: TextIO, text: str) -> None:
         text = without(printable(text))

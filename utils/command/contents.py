@@ -32,13 +32,13 @@ def sha256(path: str | Path) -> str:
         known = _known.get(name) or (_kept().get(name) if key[0] >= LARGE_BYTES else None)
         if known is not None and known[0] == key:
             return known[1]
-    found = files.sha256(name)
+    digest = files.sha256(name)
     _known.pop(name, None)
     if max(key[1], key[2]) < now - SETTLED_NS and _key(name) == key:
-        _known[name] = key, found
+        _known[name] = key, digest
         if key[0] >= LARGE_BYTES:
             _keep(name)
-    return found
+    return digest
 
 
 def _key(path: str) -> _Key:
@@ -46,13 +46,13 @@ def _key(path: str) -> _Key:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev
 
 
-def _place() -> Path:
+def _store() -> Path:
     return files.user_cache() / "hashes.json"
 
 
 def _kept() -> dict[str, tuple[_Key, str]]:
     try:
-        return msgspec.json.decode(_place().read_bytes(), type=dict[str, tuple[_Key, str]])
+        return msgspec.json.decode(_store().read_bytes(), type=dict[str, tuple[_Key, str]])
     except (OSError, ValueError, RuntimeError):  # RuntimeError: there is no home
         return {}
 
@@ -62,6 +62,6 @@ def _keep(name: str) -> None:
     kept = {other: state for other, state in _kept().items() if other != name}
     latest = dict([*kept.items(), (name, _known[name])][-MOST_KEPT:])
     try:
-        files.write_json(_place(), latest)
+        files.write_json(_store(), latest)
     except (OSError, ValueError, RuntimeError):  # ValueError: a name that is not UTF-8
         return

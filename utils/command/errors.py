@@ -3,7 +3,7 @@
 PipelineError              1  a step failed
 ├── InputError             2  bad configuration, usage or input data
 └── EnvironmentLacksError  3  a driver, disk space or the network is missing
-    └── GpuLostError       3  the GPU does nothing more for this process
+    └── GpuLostError       3  this process can no longer use the GPU
 """
 
 import importlib.metadata
@@ -54,7 +54,7 @@ def require_installed(distribution: str) -> None:
 
 
 class GpuLostError(EnvironmentLacksError):
-    """The GPU does nothing more for this process, which has to end without asking it for anything."""
+    """This process can no longer use the GPU, and has to end without asking it for anything."""
 
 
 def lacking(*packages: str) -> EnvironmentLacksError:

@@ -104,32 +104,32 @@ class DatasetStatistics:
 
     def doubts(self) -> list[str]:
         """Return what makes results on these rows doubtful, each with advice."""
-        found = []
+        doubts = []
         if self.rejected:
-            found.append(f"{sum(self.rejected.values())} row(s) were left out; they are listed in rejected_rows.csv")
+            doubts.append(f"{sum(self.rejected.values())} row(s) were left out; they are listed in rejected_rows.csv")
         if self.has_labels and self.unseen:
-            found.append(
+            doubts.append(
                 f"{len(self.unseen)} of the model's {self.classes} labels never occur ({', '.join(self.unseen)[:80]}); "
                 "nothing is measured of them"
             )
         if self.duplicate_rows / self.rows > DUPLICATE_SHARE:
             rests = "accuracy rests" if self.has_labels else "results rest"
-            found.append(
+            doubts.append(
                 f"{self.duplicate_rows / self.rows:.1%} of the rows repeat an earlier text; "
                 f"{rests} on fewer texts than there are rows"
             )
         if self.contradicting_labels:
             contradict = "labels contradict" if self.contradicting_labels > 1 else "label contradicts"
-            found.append(
+            doubts.append(
                 f"{self.contradicting_labels} {contradict} another row with the same text; "
                 "no model can get all of these right"
             )
         if self.majority_share > MAJORITY_SHARE:
-            found.append(
+            doubts.append(
                 f"{self.majority_share:.1%} of the rows have one label; always guessing it has that accuracy, "
                 "so read the macro F1"
             )
-        return found
+        return doubts
 
 
 class TokenLengths:
@@ -236,7 +236,7 @@ class Validator:
         """Begin the sample of token lengths."""
         self._tokens = TokenLengths(self.count_tokens) if self.count_tokens else None
 
-    def accept(self, rows: Iterable[Row], place: str, label_column: Name | None) -> Iterator[AcceptedRow]:
+    def accept(self, rows: Iterable[Row], source: str, label_column: Name | None) -> Iterator[AcceptedRow]:
         """Yield the good rows; at the end raise InputError when labels are unknown or no row is good."""
         for row in rows:
             fault = fault_of(row, self.has_labels)
@@ -253,9 +253,9 @@ class Validator:
             elif len(self.matcher.unknown) > UNKNOWN_LABELS:
                 break
         if self.matcher.unknown:
-            raise InputError(f"{place}: {self.matcher.explanation(label_column)}")
+            raise InputError(f"{source}: {self.matcher.explanation(label_column)}")
         if self._rows == 0:
-            raise InputError(f"{place}: {self._emptiness()}")
+            raise InputError(f"{source}: {self._emptiness()}")
 
     def statistics(self) -> DatasetStatistics:
         """Return the statistics of the rows accepted so far, of which there is at least one."""

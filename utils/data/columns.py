@@ -49,29 +49,29 @@ class Wanted:
     label: Name | None = LABEL_COLUMN
 
     @property
-    def by_place(self) -> bool:
+    def by_number(self) -> bool:
         """Whether a column is given by its number."""
         return isinstance(self.text, int) or isinstance(self.label, int)
 
 
 def of_header(
-    place: str, names: Sequence[str], wanted: Wanted, row: Sequence[Any] = (), no_header: str = ""
+    source: str, names: Sequence[str], wanted: Wanted, row: Sequence[Any] = (), no_header: str = ""
 ) -> Columns:
     """Return the columns of a source whose columns have `names`; `row` is its first one, for advice.
 
     `no_header` is what to do where the names are not names. Raises InputError with the columns there are and the
     override that names one of them.
     """
-    if wanted.by_place:
+    if wanted.by_number:
         raise InputError(
-            f"{place}: its columns have names, so name them: dataset.text_column and dataset.label_column are numbers "
+            f"{source}: its columns have names, so name them: dataset.text_column and dataset.label_column are numbers "
             f"only for a CSV without a header. There are: {_listed(names)}"
         )
-    text = _found(place, "text_column", names, str(wanted.text), TEXTS if wanted.text == TEXT_COLUMN else ())
+    text = _column_named(source, "text_column", names, str(wanted.text), TEXTS if wanted.text == TEXT_COLUMN else ())
     remarks = []
     if text is None:
         if len(names) != 1 or wanted.text != TEXT_COLUMN:
-            raise InputError(_no_text(place, names, str(wanted.text), row) + no_header)
+            raise InputError(_no_text(source, names, str(wanted.text), row) + no_header)
         text = names[0]
     if text != wanted.text:
         doubtful = no_header if text.casefold() not in TEXTS else ""
@@ -79,10 +79,12 @@ def of_header(
     if wanted.label is None:
         return Columns(names.index(text), None, (text, None), remarks=tuple(remarks))
     others, no_labels = [name for name in names if name != text], f"; {NO_LABELS}"
-    label = _found(place, "label_column", others, str(wanted.label), LABELS if wanted.label == LABEL_COLUMN else ())
+    label = _column_named(
+        source, "label_column", others, str(wanted.label), LABELS if wanted.label == LABEL_COLUMN else ()
+    )
     if label is None and wanted.label != LABEL_COLUMN:
         raise InputError(
-            f"{place}: there is no column {wanted.label!r} (dataset.label_column){_close(wanted.label, others)} "
+            f"{source}: there is no column {wanted.label!r} (dataset.label_column){_close(wanted.label, others)} "
             f"There are: {_listed(names)}; {NO_LABELS}{no_header}"
         )
     if label is None:
@@ -96,28 +98,28 @@ def of_header(
     return Columns(names.index(text), names.index(label), (text, label), remarks=tuple(remarks))
 
 
-def of_cells(place: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> Columns:
+def of_cells(source: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> Columns:
     """Return the columns of a CSV that begins with `rows`, whose first may be a header or the first text.
 
     Raises InputError, with what was found and what to type, where that cannot be told.
     """
     first = rows[0] if rows else []
-    if wanted.by_place:
-        return _by_place(place, first, wanted)
+    if wanted.by_number:
+        return _by_number(source, first, wanted)
     if sign := _separator_hint(first):
         raise InputError(
-            f"{place}: there is no column {wanted.text!r} (dataset.text_column). There is: {first[0]}{sign}"
+            f"{source}: there is no column {wanted.text!r} (dataset.text_column). There is: {first[0]}{sign}"
         )
     is_default = (wanted.text, wanted.label) in ((TEXT_COLUMN, LABEL_COLUMN), (TEXT_COLUMN, None))
     names_something = _has_known_name(first) and not any(_is_text(cell) for cell in first)
     if not is_default or names_something or all(_is_name(cell) or (not cell and not n) for n, cell in enumerate(first)):
         advice = "; if that is a row of data, and not a header, set dataset.text_column=1"
         advice += " dataset.label_column=2 (the numbers of the columns)" if len(first) > 1 else ""
-        return of_header(place, first, wanted, rows[1] if len(rows) > 1 else (), advice)
+        return of_header(source, first, wanted, rows[1] if len(rows) > 1 else (), advice)
     shown = f"the file has no header (its first row is {_listed(first, quoted=True)})"
     if len(first) > 2:
         raise InputError(
-            f"{place}: {shown}; say which columns to read by their numbers, from 1 to {len(first)}: "
+            f"{source}: {shown}; say which columns to read by their numbers, from 1 to {len(first)}: "
             f"dataset.text_column={_longest(rows) + 1} dataset.label_column=… (null for none); or write a header with "
             "the names text and labels"
         )
@@ -129,28 +131,28 @@ def of_cells(place: str, rows: Sequence[Sequence[str]], wanted: Wanted) -> Colum
     return Columns(text, label, (text + 1, label + 1), False, (remark,))
 
 
-def _by_place(place: str, first: Sequence[str], wanted: Wanted) -> Columns:
+def _by_number(source: str, first: Sequence[str], wanted: Wanted) -> Columns:
     numbers = {"text_column": wanted.text, "label_column": wanted.label}
     if wanted.label == LABEL_COLUMN:  # the default, which asks for nothing
         numbers["label_column"] = None
     for setting, number in numbers.items():
         if isinstance(number, str):
             raise InputError(
-                f"{place}: dataset.{setting} is the name {number!r} and the other column a number, which is for a file "
-                "without a header; give both as numbers, or both as names"
+                f"{source}: dataset.{setting} is the name {number!r} and the other column a number; numbers are for a "
+                "file without a header. Give both as numbers, or both as names"
             )
         if number is not None and number > len(first):
-            raise InputError(f"{place}: dataset.{setting} is {number}, but there are {len(first)} column(s)")
+            raise InputError(f"{source}: dataset.{setting} is {number}, but there are {len(first)} column(s)")
     text, label = numbers.values()
     assert isinstance(text, int) and not isinstance(label, str)
     return Columns(text - 1, label - 1 if label else None, (text, label), False)
 
 
-def _found(place: str, setting: str, names: Sequence[str], wanted: str, usual: Sequence[str]) -> str | None:
+def _column_named(source: str, setting: str, names: Sequence[str], wanted: str, usual: Sequence[str]) -> str | None:
     """Return the column called `wanted`, or one of the `usual` names in any case; None where there is none."""
     if names.count(wanted) > 1:
         raise InputError(
-            f"{place}: column {wanted!r} (dataset.{setting}) stands {names.count(wanted)} times; rename one"
+            f"{source}: column {wanted!r} (dataset.{setting}) stands {names.count(wanted)} times; rename one"
         )
     if wanted in names:
         return wanted
@@ -158,12 +160,12 @@ def _found(place: str, setting: str, names: Sequence[str], wanted: str, usual: S
     return next((known[name] for name in usual if name in known), None)
 
 
-def _no_text(place: str, names: Sequence[str], wanted: str, row: Sequence[Any]) -> str:
+def _no_text(source: str, names: Sequence[str], wanted: str, row: Sequence[Any]) -> str:
     lengths = [len(value) if isinstance(value, str) else 0 for value in row]
     likely = names[lengths.index(max(lengths))] if len(lengths) == len(names) and any(lengths) else None
     choice = f"; the longest texts seem to be in {likely!r}: dataset.text_column={_typed(likely)}" if likely else ""
     return (
-        f"{place}: there is no column {wanted!r} (dataset.text_column){_close(wanted, names)} "
+        f"{source}: there is no column {wanted!r} (dataset.text_column){_close(wanted, names)} "
         f"There are: {_listed(names)}{choice}"
     )
 

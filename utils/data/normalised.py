@@ -231,7 +231,7 @@ def _read(path: Path) -> DataReceipt:
         raise InputError(f"{path}: cannot be read ({error}); {DOWNLOAD}") from None
 
 
-def _check_request(receipt: DataReceipt, wanted: Mapping[str, Setting], place: Path) -> None:
+def _check_request(receipt: DataReceipt, wanted: Mapping[str, Setting], path: Path) -> None:
     keys = dict.fromkeys([*wanted, *receipt.request])
     differing = [
         f"{key} is {wanted.get(key)!r}, the data was made with {receipt.request.get(key)!r}"
@@ -239,7 +239,7 @@ def _check_request(receipt: DataReceipt, wanted: Mapping[str, Setting], place: P
         if wanted.get(key) != receipt.request.get(key)
     ]
     if differing:
-        raise InputError(f"{place}: the configuration asks for other data: {'; '.join(differing)}; {DOWNLOAD}")
+        raise InputError(f"{path}: the configuration asks for other data: {'; '.join(differing)}; {DOWNLOAD}")
 
 
 def _check_dataset(receipt: DataReceipt, layout: Layout) -> None:

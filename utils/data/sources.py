@@ -1,7 +1,4 @@
-"""Where the texts come from: a dataset on the Hub, a CSV, TSV, text, Parquet or JSONL file, or the quickstart set.
-
-Rows are read one by one, in bounded memory.
-"""
+"""Texts, read row by row: of a dataset on the Hub, a CSV, TSV, text, Parquet or JSONL file, or the quickstart set."""
 
 import codecs
 import contextlib
@@ -183,13 +180,13 @@ def _json_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
     return columns, rows
 
 
-def _json_object(content: str, place: str) -> dict[str, object]:
+def _json_object(content: str, line: str) -> dict[str, object]:
     try:
         record = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{place} is not JSON: {error}") from None
+        raise InputError(f"{line} is not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise InputError(f'{place} is not an object such as {{"text": "…", "label": "…"}}')
+        raise InputError(f'{line} is not an object such as {{"text": "…", "label": "…"}}')
     return record
 
 
@@ -217,7 +214,6 @@ class DataSource:
     split: str | None = None
     revision: str | None = None
     bytes: int | None = None
-    mtime_ns: int | None = None
     sha256: str | None = None
 
     def __str__(self) -> str:
@@ -249,10 +245,10 @@ def open_file(path: Path, text_column: Name, label_column: Name | None) -> Opene
     """Return the rows of a local file, identified by its content."""
     columns, rows = read_rows(path, Wanted(text_column, label_column))
     try:
-        status, sha256 = path.stat(), files.sha256(path)
+        size, sha256 = path.stat().st_size, files.sha256(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    source = DataSource("file", str(path), bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=sha256)
+    source = DataSource("file", str(path), bytes=size, sha256=sha256)
     return OpenedSource(source, columns, rows)
 
 
@@ -269,8 +265,8 @@ def _open_hub(dataset: Dataset, progress: Progress) -> OpenedSource:
     """Download the dataset where it is not cached, and choose its split; the rows stay memory-mapped on disk."""
     repository = hub.Repository("dataset", str(dataset.hf_name), dataset.revision)
     commit = None if hub.is_offline() else hub.dataset_commit(repository)
-    told = hub.announced(f"reading {repository} from the Hub", progress)
-    with told, _hub_explained(dataset), hub.explained(repository):
+    announced = hub.announced(f"reading {repository} from the Hub", progress)
+    with announced, _hub_explained(dataset), hub.explained(repository):
         builder = _builder(dataset, commit)
         builder.download_and_prepare()
         splits = builder.as_dataset()
@@ -340,13 +336,13 @@ def _check_cached_revision(repository: hub.Repository, cached: str) -> None:
 
 def _choose_split(splits: list[str], dataset: Dataset) -> str:
     wanted = [dataset.split] if dataset.split else SPLITS
-    found = next((split for split in wanted if split in splits), None)
-    if found is None:
+    split = next((split for split in wanted if split in splits), None)
+    if split is None:
         raise InputError(
             f"dataset '{dataset.hf_name}' has no split {' or '.join(map(repr, wanted))}; "
             f"set dataset.split to one of: {', '.join(splits)}"
         )
-    return found
+    return split
 
 
 def _table_rows(table: Any, columns: Columns, names_a_class: bool) -> Iterator[Row]:

@@ -215,7 +215,7 @@ class _Serving:
         before = meter.stop().process_bytes
         self.logits(engine, texts, size)
         peak = meter.stop().process_peak_bytes
-        return None if peak is None else max(0, peak - before)
+        return None if peak is None or before is None else max(0, peak - before)
 
     def _tokens(self, texts: list[str]) -> Any:
         return tokenize(self._tokenizer, texts, self._max_length)

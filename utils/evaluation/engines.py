@@ -31,7 +31,7 @@ from boundby.inference import (
     open_session,
     search_token_budget,
 )
-from boundby.machine import environment, has_bfloat16_products, is_host
+from boundby.machine import environment, has_bfloat16_matmul, is_host
 from boundby.timing import estimate
 from boundby.work import Interval
 from utils.command import EnvironmentLacksError, InputError, PipelineError, contents, lacking
@@ -79,7 +79,7 @@ def choose(
         return None
     if shelf.closed:
         return Chosen(EngineChoice(None, shelf.closed))
-    if not has_bfloat16_products(own.device):
+    if not has_bfloat16_matmul(own.device):
         names = [name for name in names if ENGINES[name].precision != "bfloat16"]
     texts = sample.check_texts or sample.texts
     start, reasons = time.perf_counter(), list[str]()

@@ -24,7 +24,7 @@ from boundby.inference import (
     search_token_budget,
     token_budgets,
 )
-from boundby.machine import Ceilings, compile_obstacle, fast_float32_products, is_host
+from boundby.machine import Ceilings, compile_obstacle, fast_float32_precision, is_host
 from boundby.timing import estimate
 from boundby.work import Interval
 from utils.command import EnvironmentLacksError, PipelineError
@@ -84,7 +84,7 @@ def saved_by_kernels(model: Any, device: torch.device, load: Load, limits: Ceili
     whole_s = load.seconds
     known = [PREPACKED.times(whole_s)] if can_prepack(device) else []
     in_use = limits.configured("float32") if limits else None
-    wanted = fast_float32_products(device)
+    wanted = fast_float32_precision(device)
     coarser = (
         [ceiling for ceiling in limits.compute if (ceiling.dtype, ceiling.precision) == ("float32", wanted)]
         if limits

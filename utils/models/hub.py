@@ -116,9 +116,9 @@ def explain(error: BaseException, repository: Repository) -> PipelineError | Non
     """Return what happened, to what, and the way out; None when the error is not of the Hub or the disk."""
     causes = list(_causes(error))
     for explanation in (_disk, _refusal, _absence, _answer, _silence):
-        found = explanation(causes, repository)
-        if found is not None:
-            return found
+        failure = explanation(causes, repository)
+        if failure is not None:
+            return failure
     return None
 
 
@@ -129,9 +129,9 @@ def _disk(causes: list[BaseException], repository: Repository) -> PipelineError 
     if not any(getattr(cause, "errno", None) in full or "Not enough disk space" in str(cause) for cause in causes):
         return None
     cache = Path(constants.HF_HOME)
-    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists())).free
     return EnvironmentLacksError(
-        f"the disk is full while downloading {repository} to {cache}: {shutil.disk_usage(place).free} bytes are free; "
+        f"the disk is full while downloading {repository} to {cache}: {free} bytes are free; "
         "free some space, or set HF_HOME to a folder on a larger disk"
     )
 

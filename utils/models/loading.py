@@ -250,7 +250,7 @@ def agreement_texts(texts: Sequence[str]) -> list[str]:
 
 
 def use_matmul_precision(precision: str) -> None:
-    """Let float32 products be rounded this coarsely for the rest of this process: highest, high or medium."""
+    """Set torch's precision of float32 matmuls for the rest of this process: highest, high or medium."""
     torch.set_float32_matmul_precision(precision)
 
 
@@ -320,7 +320,7 @@ def _device(wanted: str | torch.device) -> torch.device:
 def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_remote_code: bool) -> Any:
     require_attention(source)
     with _explained(source, "the model", target) as folder:
-        model, told = tasks.of(source.task).load_weights(
+        model, loading_info = tasks.of(source.task).load_weights(
             folder,
             dtype=DTYPES[dtype],
             use_safetensors=True,
@@ -328,19 +328,19 @@ def _load_weights(source: ModelSource, target: torch.device, dtype: str, trust_r
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=True,  # it is found out below, and said in one line
         )
-        if told["mismatched_keys"]:
-            layer, has, needs = min(told["mismatched_keys"])
+        if loading_info["mismatched_keys"]:
+            layer, has, needs = min(loading_info["mismatched_keys"])
             raise InputError(
                 f"{source.name}: {layer} is {tuple(has)} in its weights, but config.json asks for {tuple(needs)}; give "
                 "config.json the sizes that the model was trained with (id2label names as many classes as there are)"
             )
-        if told["missing_keys"]:
-            missing = ", ".join(sorted(told["missing_keys"])[:3])
+        if loading_info["missing_keys"]:
+            missing = ", ".join(sorted(loading_info["missing_keys"])[:3])
             raise InputError(
                 f"{source.name}: the weights lack {missing}, which would be random numbers; "
                 "use a model that was fine-tuned for this task"
             )
-        require_all_used(model, told["unexpected_keys"], folder, source.name)
+        require_all_used(model, loading_info["unexpected_keys"], folder, source.name)
         return model.to(target).eval()
 
 
@@ -373,11 +373,11 @@ def unused_weights(model: Any, unexpected: Iterable[str]) -> set[str]:
 
 def _constants(folder: Path) -> set[str]:
     """Return the names of the masks and indices among the weights in a folder: no parameter holds integers."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in folder.rglob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            found |= {name for name in file.keys() if file.get_slice(name).get_dtype() in CONSTANT}  # noqa: SIM118
-    return found
+            names |= {name for name in file.keys() if file.get_slice(name).get_dtype() in CONSTANT}  # noqa: SIM118
+    return names
 
 
 def _agree_on_padding(model: Any, tokenizer: Any, name: str) -> None:

@@ -67,15 +67,15 @@ def fetch(model: Model, quickstart_folder: Path, *, trust_remote_code: bool, pro
     if model.name == QUICKSTART:
         return _made_here(quickstart_folder, progress)
     if _is_folder(model):
-        found = _in_folder(model)
+        source = _in_folder(model)
     else:
         repository = hub.Repository("model", model.name, model.revision)
         with hub.announced(f"fetching {repository} from the Hub", progress):
             folder = hub.snapshot(repository, (*FILES, CODE) if trust_remote_code else FILES)
-        found = _from_hub(model, folder)
+        source = _from_hub(model, folder)
     if not trust_remote_code:
-        check_code(found.path, found.name)
-    return found
+        check_code(source.path, source.name)
+    return source
 
 
 def locate(model: Model, quickstart_folder: Path) -> ModelSource:
@@ -84,7 +84,7 @@ def locate(model: Model, quickstart_folder: Path) -> ModelSource:
         from utils.quickstart import cache
 
         if not cache.is_ready(quickstart_folder):
-            raise InputError(f"{quickstart_folder}: the quickstart model is not there or is damaged; {DOWNLOAD}")
+            raise InputError(f"{quickstart_folder}: the quickstart model is missing or damaged; {DOWNLOAD}")
         return _made_here(quickstart_folder, lambda text: None)
     if _is_folder(model):
         return _in_folder(model)
@@ -247,7 +247,7 @@ def _stored(path: Path) -> Counter[str]:
     try:
         with safe_open(path, framework="numpy") as file:
             tensors = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118  (it is no mapping)
-            sizes = [(each.get_dtype(), math.prod(each.get_shape())) for each in tensors]
+            sizes = [(tensor.get_dtype(), math.prod(tensor.get_shape())) for tensor in tensors]
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: cannot be read as safetensors weights: {first_line(error)}") from None
     counted = Counter[str]()
@@ -291,8 +291,8 @@ def _require_inside(folder: Path, name: str) -> None:
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    found = {path for pattern in patterns for path in folder.glob(pattern)}
-    return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
+    paths = {path for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(path for path in paths if path.is_file() and not path.name.startswith("."))
 
 
 def _read_config(folder: Path) -> Mapping[str, object]:
@@ -310,12 +310,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     What cannot be read may name code to run.
     """
     try:
-        found = json.loads(files.read_bytes(path))
+        document = json.loads(files.read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise InputError(f"{path}: is no JSON object")
-    return found
+    return document
 
 
 def check_weights(folder: Path, name: str) -> None:

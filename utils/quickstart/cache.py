@@ -33,8 +33,6 @@ class QuickstartFiles:
     model_dir: Path
     validation_csv: Path
     content_hash: str
-    reused: bool
-    seconds: float
 
 
 def content_hash(recipe: Recipe | None = None) -> str:
@@ -64,15 +62,12 @@ def prepare(folder: Path, *, progress: Callable[[str], None], recipe: Recipe | N
 
     Raises OSError when the folder cannot be written, and InputError when another process is at it for half an hour.
     """
-    start = time.perf_counter()
     recipe = recipe or Recipe()
     target = model_dir(folder, recipe)
     with held(target.parent / ".lock", MAKING_S, progress, "end it if it hangs"):
-        reused = _is_complete(target)
-        if not reused:
+        if not _is_complete(target):
             _make(target, recipe, progress)
-    seconds = time.perf_counter() - start
-    return QuickstartFiles(target, target / VALIDATION, content_hash(recipe), reused, seconds)
+    return QuickstartFiles(target, target / VALIDATION, content_hash(recipe))
 
 
 def _make(target: Path, recipe: Recipe, progress: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForSequenceClassification, Qwen2Token
 from transformers.utils import logging
 
 from boundby.machine import host_threads
-from utils.quickstart.recipe import TINY, Recipe, Schedule, Shape
+from utils.quickstart.recipe import Recipe, Schedule, Shape
 from utils.quickstart.texts import LabelledText
 
 WORKERS = 2
@@ -149,12 +149,6 @@ def _workers() -> Iterator[Executor]:
     """Yield a pool of threads in which every operator runs on the thread that calls it."""
     with host_threads(1), ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield pool
-
-
-def build_untrained(folder: Path, texts: Sequence[str], label_names: Sequence[str], *, shape: Shape = TINY) -> None:
-    """Write a classifier with random weights and a tokenizer trained on `texts` into `folder`; takes a moment."""
-    tokenizer = _tokenizer(texts, shape)
-    _save(folder, _model(tokenizer, label_names, shape, seed=0), tokenizer)
 
 
 def build(

@@ -245,14 +245,14 @@ def _brief(plan: _Plan, rng: random.Random) -> list[str]:
 def _sentences(plan: _Plan, rng: random.Random) -> list[str]:
     hedges = PHRASES["hedges"][plan.mood] + PHRASES["hedges"]["any"]
     body = [_linked(expand(template, plan.forms, rng), hedges, rng) for template in _substance(plan, rng)]
-    opener, closer = (_framing(place, plan, rng) for place in ("openers", "closers"))
+    opener, closer = (_framing(part, plan, rng) for part in ("openers", "closers"))
     spent = _count_words([*opener, *body, *closer])
     for template in _padding(plan, rng):
         if spent >= plan.words:
             break
-        place = rng.randint(0, len(body))
+        position = rng.randint(0, len(body))
         sentence = expand(template, plan.forms, rng)
-        body.insert(place, _linked(sentence, PHRASES["bridges"]["any"], rng) if place else sentence)
+        body.insert(position, _linked(sentence, PHRASES["bridges"]["any"], rng) if position else sentence)
         spent += _count_words([sentence])
     return opener + body + closer
 
@@ -279,11 +279,11 @@ def _said_in(intent: Intent, mood: str) -> tuple[str, ...]:
     return (intent.good if mood == "good" else intent.bad) or intent.bad or intent.good
 
 
-def _framing(place: str, plan: _Plan, rng: random.Random) -> list[str]:
+def _framing(part: str, plan: _Plan, rng: random.Random) -> list[str]:
     likely = min(0.7, plan.words / 60)
     if rng.random() > likely:
         return []
-    return [expand(rng.choice(PHRASES[place][rng.choice((plan.mood, "any"))]), plan.forms, rng)]
+    return [expand(rng.choice(PHRASES[part][rng.choice((plan.mood, "any"))]), plan.forms, rng)]
 
 
 def _some(templates: Sequence[str], count: int, rng: random.Random) -> list[str]:

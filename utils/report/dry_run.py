@@ -67,7 +67,7 @@ def _show(numbers: Sequence[str], run: Run) -> None:
     if not isinstance(energy, Missing):
         run.say(f"energy of the GPU: at most {digits(energy, 3)} Wh in that time, by its power limit")
     if forecast:
-        run.say(f"memory, by the sweep that lies there: {forecast_in_words(forecast)}")
+        run.say(f"memory, by the last sweep here: {forecast_in_words(forecast)}")
     if comparable:
         run.say(comparable)
     if run.args.then:

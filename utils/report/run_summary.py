@@ -75,9 +75,9 @@ def _part(title: str, value: Any) -> Iterator[str]:
     if title == "card":
         yield from ("", "## card", "```", *value, "```")
     elif isinstance(value, dict):
-        yield from ("", f"## {title}", *(f"- {key}: {_said(each)}" for key, each in value.items()))
+        yield from ("", f"## {title}", *(f"- {key}: {_said(item)}" for key, item in value.items()))
     elif isinstance(value, list):
-        yield from ("", f"## {title}", *(f"- {_said(each)}" for each in value))
+        yield from ("", f"## {title}", *(f"- {_said(item)}" for item in value))
     else:
         yield f"{title}: {_said(value)}"
 

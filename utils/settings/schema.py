@@ -273,8 +273,8 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, li
         leftover = "quickstart=true" if config.dataset.quickstart else f"hf_name={config.dataset.hf_name}"
         raise SettingsError(
             f"command line: model.name is {config.model.name!r}, but the dataset of {path} belongs to another model. "
-            "Name your own texts, for which labels are not needed, by dataset.file=texts.csv (or a dataset of the Hub "
-            f"by dataset.hf_name=org/dataset); to measure on that one all the same, say dataset.{leftover}"
+            "Add dataset.file=texts.csv, which needs no labels, or dataset.hf_name=org/dataset; to use that dataset "
+            f"nevertheless, add dataset.{leftover}"
         )
     return config, dropped
 

@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml carries no types
         return super().compose_node(parent, index)
 
 
-def _parsed(text: str, place: str) -> tuple[yaml.Node | None, Any]:
+def _parsed(text: str, file: str) -> tuple[yaml.Node | None, Any]:
     """Return the node and the value of a YAML. Raises SettingsError that names the line."""
     loader = None
     try:
@@ -91,9 +91,9 @@ def _parsed(text: str, place: str) -> tuple[yaml.Node | None, Any]:
         return root, None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that does not exist
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        line = f":{mark.line + 1}:{mark.column + 1}" if mark and place != COMMAND_LINE else ""
+        line = f":{mark.line + 1}:{mark.column + 1}" if mark and file != COMMAND_LINE else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise SettingsError(f"{place}{line}: is not YAML: {problem}") from None
+        raise SettingsError(f"{file}{line}: is not YAML: {problem}") from None
     finally:
         if loader:
             loader.dispose()
@@ -141,8 +141,8 @@ def _lay_over(override: str, values: Values, marks: Marks) -> None:
 
 def _explained(detail: Any, schema: type[BaseModel], file: str, marks: Marks) -> str:
     key: KeyPath = tuple(part for part in detail["loc"] if not _is_union_branch(part))
-    place = next((marks[key[:n]] for n in range(len(key), 0, -1) if key[:n] in marks), file)
-    where = f"{place}: {_dotted(key)}: " if key else f"{place}: "
+    mark = next((marks[key[:n]] for n in range(len(key), 0, -1) if key[:n] in marks), file)
+    where = f"{mark}: {_dotted(key)}: " if key else f"{mark}: "
     if detail["type"] == "extra_forbidden":
         return f"{where}unknown key{_suggestion(key, schema)}"
     if detail["type"] == "missing":

@@ -73,8 +73,8 @@ def standing(number: str, config: Config, layout: Layout, resumes: bool, here_s:
         later = left[left.index(number) + 1 :]
     except (KeyError, ValueError):
         return None
-    runs = [each for each in later if not resumes or steps.decide(each, config, layout).run]
-    known_s, without = zip((here_s, None), *(seconds(each, config, layout) for each in runs), strict=True)
+    runs = [step for step in later if not resumes or steps.decide(step, config, layout).run]
+    known_s, without = zip((here_s, None), *(seconds(step, config, layout) for step in runs), strict=True)
     uncounted = ", ".join(filter(None, without))
     joules = steps.joules_so_far(layout)
     parts = [f"step {number}: {minutes((datetime.now(UTC) - began).total_seconds())} since the start"]

@@ -2,9 +2,8 @@
 
 import argparse
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +23,9 @@ from utils.command import (
     Run,
     Terminated,
     as_pipeline_error,
-    command,
     held,
-    is_the_script,
     log_to,
+    main_of,
     set_aside,
     stop_logging,
 )
@@ -47,17 +45,7 @@ def step(number: str, add_more: AddArguments | None = None) -> Callable[[Body], 
         parser.add_argument("--resume", action="store_true", help="keep finished work of an interrupted run")
         parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that the model brings")
 
-    def decorate(body: Body) -> Main:
-        @functools.wraps(body)
-        def main(argv: Sequence[str] | None = None) -> int:
-            description = body.__globals__["__doc__"]
-            return command(
-                description, lambda run: _live(number, body, run), argv, add_arguments, is_script=is_the_script(body)
-            )
-
-        return main
-
-    return decorate
+    return lambda body: main_of(body, lambda run: _live(number, body, run), add_arguments)
 
 
 def _live(number: str, body: Body, run: Run) -> int:
@@ -75,16 +63,16 @@ def _live(number: str, body: Body, run: Run) -> int:
             decision = steps.decide(number, run.config, layout)
             run.note(f"step {number}: {'runs' if decision.run else 'kept'} ({decision.reason})")
             if not decision.run:
-                run.give(lambda: _told(number, run, "kept", decision.reason))
+                run.give(lambda: _step_document(number, run, "kept", decision.reason))
                 return DONE
         code = _recorded(number, body, run, parts)
         if line := estimate.standing(number, run.config, layout, run.args.resume):
             run.note(line)
-        run.give(lambda: _told(number, run, STATUS.get(code, "failed"), None))
+        run.give(lambda: _step_document(number, run, STATUS.get(code, "failed"), None))
         return code
 
 
-def _told(number: str, run: Run, status: str, reason: str | None) -> dict[str, Any]:
+def _step_document(number: str, run: Run, status: str, reason: str | None) -> dict[str, Any]:
     """Return what --json prints of a step: what the step gave, how it ended, and where its results are."""
     from utils.steps import steps
 
@@ -143,7 +131,7 @@ def _make_room(number: str, run: Run, parts: "Parts") -> None:
     if run.args.resume:
         run.note(f"step {number}: {'continues' if run.resuming else 'starts anew'} ({earlier.reason})")
     elif run.layout.marker(number).exists():
-        run.note("an interrupted run lies here and is moved aside; --resume would have continued it")
+        run.note("an interrupted run is moved to previous/; --resume would have continued it")
     if not run.resuming:
         folder = set_aside(steps.stale_with(number, run.layout, resumes=run.args.resume), run.layout)
         if folder:

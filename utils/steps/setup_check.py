@@ -12,10 +12,10 @@ from utils.settings import QUICKSTART, Config
 def check_machine(run: Run) -> None:
     """Show what `setup/verify.py` finds. Raises EnvironmentLacksError when it finds something lacking."""
     command = [sys.executable, str(ROOT / "setup" / "verify.py"), *(["--json"] if run.args.json else [])]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    run.give(lambda: json.loads(found.stdout), found.stdout.rstrip)
-    if found.returncode != 0:
-        problems = found.stderr.strip() or "see the lines above"
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    run.give(lambda: json.loads(answer.stdout), answer.stdout.rstrip)
+    if answer.returncode != 0:
+        problems = answer.stderr.strip() or "see the lines above"
         raise EnvironmentLacksError(f"the environment is not ready: {problems}")
 
 
@@ -28,11 +28,11 @@ def check_settings(config: Config) -> None:
     except ValueError as error:
         raise EnvironmentLacksError(f"model.device: {error}; set model.device=auto to use what is there") from None
     if config.dataset.file and not Path(config.dataset.file).is_file():
-        raise InputError(f"dataset.file: {config.dataset.file} is not there (looked in {Path.cwd()})")
+        raise InputError(f"dataset.file: {config.dataset.file} does not exist (looked in {Path.cwd()})")
     name = config.model.name
     looks_local = name.startswith(("/", "./", "../", "~"))
     if name != QUICKSTART and looks_local and not Path(name).is_dir():
-        raise InputError(f"model.name: the folder {name} is not there (looked in {Path.cwd()})")
+        raise InputError(f"model.name: the folder {name} does not exist (looked in {Path.cwd()})")
 
 
 def check_model(run: Run) -> None:

@@ -195,11 +195,11 @@ def require_ours(number: str, layout: Layout) -> None:
             is_there = any(path.iterdir()) if path.is_dir() else path.exists()
             if is_there and not (path == layout.evaluation and layout.evaluated.is_ours):
                 raise InputError(
-                    f"{path}: lies there, and no receipt says that a step made it; nothing was moved or replaced. "
-                    "Choose another output.results_dir, or move that away if you do not need it"
+                    f"{path}: exists, and no receipt says that a step made it. Nothing was moved or replaced. "
+                    "Choose another output.results_dir, or move that away"
                 )
     if layout.run.exists() and not layout.receipt(number).parent.exists():
-        raise InputError(f"{layout.run}: is not of an earlier run here; choose another output.results_dir")
+        raise InputError(f"{layout.run}: was not written by a run here; choose another output.results_dir")
 
 
 def sweep_dtypes(config: Config, own: str | None = None) -> list[str]:

@@ -15,7 +15,7 @@ import boundby
 from boundby.trace import Analysis, Breakdown, Spread, ncu_command, table_rows
 from utils.tracing.traces import Examination, Examined, Pair
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Document = dict[str, Any]
 # By the end of a name in the document. A record has ns and shares; of a field that ends with `_ns` it is ms.
 UNITS: dict[str, Callable[[float], float]] = {

@@ -99,7 +99,7 @@ Say = Callable[[str], object]
 After = Callable[[Job], Iterator[str]]
 
 
-def run(  # noqa: PLR0913, PLR0917  (what is trained, where, who is told, and what follows)
+def run(
     settings: TrainingSettings, run_id: str | None, output: Path | None, say: Say, note: Say, after: After | None = None
 ) -> Path:
     """Train, record if that is wanted, report, and return the folder; the first process of several speaks for all.

@@ -25,7 +25,7 @@ from utils.variants.recommendation import Candidate, Recommendation, Tolerance, 
 from utils.variants.rounds import Measured, Refusal
 from utils.variants.ways import PACKED, REFERENCE, Variant, Way, Workshop, called, variants
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PROBE_TEXTS = 64
 USUAL_BATCH_SIZE = 32  # of the texts as they come, where step 02 has found none
 SECONDS_PER_HOUR = 3600

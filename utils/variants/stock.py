@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from boundby.bound import LEFTOVER, CaptureLeftoverError, Fix, captured
 from boundby.formatting import first_line
 from boundby.inference import Batch, Precision, Tokens, collate, forward, in_dtype, is_causal, rotary_of, tokenize
-from boundby.machine import has_bfloat16_products, is_gpu, runtime
+from boundby.machine import has_bfloat16_matmul, is_gpu, runtime
 from utils.command import EnvironmentLacksError, require_installed
 from utils.models import FLASH_ATTENTION
 from utils.variants.recommendation import Kind
@@ -90,7 +90,7 @@ def variants(device: torch.device) -> list[Variant]:
 def _dtype(device: torch.device) -> torch.dtype:
     if not is_gpu(device):
         return torch.float32
-    return torch.bfloat16 if has_bfloat16_products(device) else torch.float16
+    return torch.bfloat16 if has_bfloat16_matmul(device) else torch.float16
 
 
 def _changed(change: Change, shop: Workshop) -> Way:

@@ -35,9 +35,9 @@ from boundby.inference import (
 )
 from boundby.machine import (
     compile_obstacle,
-    fast_float32_products,
+    fast_float32_precision,
     free_bytes,
-    has_bfloat16_products,
+    has_bfloat16_matmul,
     host_threads,
     is_gpu,
     is_host,
@@ -243,7 +243,7 @@ def called(variant: Variant, way: Way | None) -> str:
 
 def _of_this_model(device: torch.device, min_agreement: float) -> list[Variant]:
     threads = torch.get_num_threads()
-    coarser = fast_float32_products(device) or "highest"
+    coarser = fast_float32_precision(device) or "highest"
     half = max(1, threads // 2)
     fewer = f"{half} of {threads} threads" if threads > 1 else "fewer threads"
     of_threads = Fix("threads", {"threads": half, "instead_of": threads})
@@ -412,7 +412,7 @@ def _with_threads(number: int, shop: Workshop) -> Way:
 
 # What a variant needs of a device: the reason where that is not available.
 NEEDS: dict[str, Callable[[torch.device], str | None]] = {
-    "bfloat16": lambda device: None if has_bfloat16_products(device) else NO_BFLOAT16,
+    "bfloat16": lambda device: None if has_bfloat16_matmul(device) else NO_BFLOAT16,
     "float16": lambda device: None if is_gpu(device) else "float16 is fast on a GPU only",
     "prepacking": lambda device: None if can_prepack(device) else "this device has no kernels for prepacked weights",
     "threads": lambda device: None if is_host(device) else "the threads of the host do not compute for a GPU",

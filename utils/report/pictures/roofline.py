@@ -10,7 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from boundby.formatting import listed
-from utils.baseline import MEASURED, Ceilings, ComputeCeiling, Row
+from boundby.machine import Ceilings, ComputeCeiling
+from utils.baseline import MEASURED, Row
 from utils.report.pictures.style import (
     ALARM,
     COLOURS,
@@ -83,9 +84,9 @@ class Roofs:
     """The ceilings that matter to these dtypes; `levels` are pairs of name and bytes/s, nearest memory first."""
 
     def __init__(self, ceilings: Ceilings, dtypes: Iterable[str]) -> None:
-        self.compute = [roof for dtype in dtypes for roof in _roofs(ceilings["compute"], dtype)]
-        known = sorted(ceilings["memory"], key=lambda level: level["working_set_bytes"])
-        self.levels = [(level["level"], level["bytes_per_s"]) for level in known if level["level"] != NEW_MEMORY]
+        self.compute = [roof for dtype in dtypes for roof in _roofs(ceilings.compute, dtype)]
+        known = sorted(ceilings.memory, key=lambda level: level.working_set_bytes)
+        self.levels = [(level.level, level.bytes_per_s) for level in known if level.level != NEW_MEMORY]
         self.fastest = max(rate for _, rate in self.levels)
         self.main_memory = self.levels[-1][1]
 
@@ -261,7 +262,7 @@ def _notes(rows: Rows, measured: Sequence[Point], roofs: Roofs, ceilings: Ceilin
             f"Doubt: {_named(above)} above a roof. The ceilings were measured on a busier machine, "
             "or the work is counted too high."
         )
-    notes += [f"Doubt: {doubt}" for doubt in ceilings["doubts"]]
+    notes += [f"Doubt: {doubt}" for doubt in ceilings.doubts]
     for dtype in dict.fromkeys(point.dtype for point in measured):
         if roofs.configured(dtype) is None:
             notes.append(f"No roof for {dtype}: its ceiling was not measured.")
@@ -295,17 +296,17 @@ def points(rows: Rows) -> list[Point]:
 
 def _roofs(compute: Sequence[ComputeCeiling], dtype: str) -> list[Roof]:
     """Return the roof in use and those of settings that reach clearly more, settings that reach the same as one."""
-    own = [ceiling for ceiling in compute if ceiling["dtype"] == dtype]
-    in_use = next((ceiling for ceiling in own if ceiling["is_configured"]), None)
+    own = [ceiling for ceiling in compute if ceiling.dtype == dtype]
+    in_use = next((ceiling for ceiling in own if ceiling.is_configured), None)
     if in_use is None:
         return []
-    setting = f"precision {in_use['precision']}" if in_use["precision"] else ""
-    roofs = [Roof(dtype, in_use["flops_per_s"], setting, True)]
-    others = sorted((other for other in own if not other["is_configured"]), key=lambda other: other["flops_per_s"])
+    setting = f"precision {in_use.precision}" if in_use.precision else ""
+    roofs = [Roof(dtype, in_use.flops_per_s, setting, True)]
+    others = sorted((other for other in own if not other.is_configured), key=lambda other: other.flops_per_s)
     for other in others:
-        rate, last = other["flops_per_s"], roofs[-1]
+        rate, last = other.flops_per_s, roofs[-1]
         if rate > CLEARLY * last.rate:
-            roofs.append(Roof(dtype, rate, f"precision {other['precision']}", False))
+            roofs.append(Roof(dtype, rate, f"precision {other.precision}", False))
         elif not last.is_configured:
-            roofs[-1] = Roof(dtype, rate, f"{last.setting} or {other['precision']}", False)
+            roofs[-1] = Roof(dtype, rate, f"{last.setting} or {other.precision}", False)
     return roofs

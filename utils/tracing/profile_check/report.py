@@ -13,7 +13,7 @@ from utils.tracing.profile_check.recording import Check, Profile
 from utils.tracing.traces import Examined
 from utils.training import run_folder
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MARGIN = 8  # columns of the word in front of a line
 LONGEST_FOUND = 400
 LEAST_OF_STEP = 0.05  # of the time: less is not worth a change

@@ -17,14 +17,14 @@ HEAVY = {  # by module: they load torch or scikit-learn, which takes seconds
 __all__ = ["HAS_PREDICTED_LABELS", "SCORE", "label_matcher", "read_labels", "require_model", "summary"]
 
 
-def read_labels(config: Mapping[str, object], place: str) -> None:
+def read_labels(config: Mapping[str, object], path: str) -> None:
     """Return None: an encoder knows no labels."""
 
 
-def require_model(config: Mapping[str, object], place: str, name: str) -> None:
+def require_model(config: Mapping[str, object], path: str, name: str) -> None:
     """Raise InputError for an encoder with a decoder, whose states are of two kinds."""
     if config.get("is_encoder_decoder"):
-        raise InputError(f"{name}: is an encoder with a decoder; {place} has to be that of an encoder alone")
+        raise InputError(f"{name}: is an encoder with a decoder; {path} has to be that of an encoder alone")
 
 
 @dataclass

@@ -53,9 +53,9 @@ class SentenceEncoder(torch.nn.Module):
 
 def load_weights(folder: Path, **options: Any) -> tuple[Any, dict[str, set[Any]]]:
     """Return the encoder with its pooling, and what transformers says of its loading; a pooler of its own is unused."""
-    encoder, told = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
-    told["missing_keys"] = {name for name in told["missing_keys"] if not name.startswith("pooler.")}
-    return SentenceEncoder(encoder), told
+    encoder, loading_info = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
+    loading_info["missing_keys"] = {name for name in loading_info["missing_keys"] if not name.startswith("pooler.")}
+    return SentenceEncoder(encoder), loading_info
 
 
 @dataclass(frozen=True)

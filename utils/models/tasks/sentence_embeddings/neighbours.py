@@ -112,11 +112,11 @@ class Score:
                 row_id=row[1],
                 label=row[2],
                 label_name=self._labels[row[2]],
-                neighbour_row_id=sample[place][1],
-                neighbour_label_name=self._labels[sample[place][2]],
+                neighbour_row_id=sample[neighbour][1],
+                neighbour_label_name=self._labels[sample[neighbour][2]],
                 cosine=f"{1 - distance:.6f}",
             )
-            for row, place, distance in zip(sample, places[:, 0].tolist(), distances[:, 0].tolist(), strict=True)
+            for row, neighbour, distance in zip(sample, places[:, 0].tolist(), distances[:, 0].tolist(), strict=True)
         ]
 
 
@@ -137,8 +137,8 @@ def fault(table: pa.Table, labels: int) -> str | None:
     """Return what is wrong with the rows of a part, None when nothing is: a vector is of length one."""
     lengths = np.linalg.norm(_vectors(table), axis=1)
     wrong = ~(np.abs(lengths - 1) <= LENGTH_TOLERANCE)  # so that NaN is wrong
-    place = int(wrong.argmax())
-    return f"row {table['row_id'][place]}: its vector is of length {lengths[place]}" if wrong.any() else None
+    row = int(wrong.argmax())
+    return f"row {table['row_id'][row]}: its vector is of length {lengths[row]}" if wrong.any() else None
 
 
 def hits(table: pa.Table) -> None:

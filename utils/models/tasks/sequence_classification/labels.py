@@ -22,7 +22,7 @@ class ModelLabels:
     names: tuple[str, ...]
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any], place: str) -> "ModelLabels":
+    def of_config(cls, config: Mapping[str, Any], path: str) -> "ModelLabels":
         """Return the labels that a `config.json` states. Raises InputError that names `place`."""
         table = config.get("id2label")
         try:
@@ -30,14 +30,14 @@ class ModelLabels:
                 table = {index: f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
             names = {int(index): str(name) for index, name in table.items()}
         except (AttributeError, TypeError, ValueError):
-            raise InputError(f"{place}: id2label is not a table of ids and names") from None
+            raise InputError(f"{path}: id2label is not a table of ids and names") from None
         if len(names) < 2:
-            raise InputError(f"{place}: has {len(names)} label(s); a classifier has at least 2 (a regression has 1)")
+            raise InputError(f"{path}: has {len(names)} label(s); a classifier has at least 2 (a regression has 1)")
         if sorted(names) != list(range(len(names))):
-            raise InputError(f"{place}: id2label has the ids {sorted(names)[:SHOWN_LABELS]}…; expected 0, 1, 2, …")
+            raise InputError(f"{path}: id2label has the ids {sorted(names)[:SHOWN_LABELS]}…; expected 0, 1, 2, …")
         twice = [name for name, count in Counter(names.values()).items() if count > 1]
         if twice:
-            raise InputError(f"{place}: id2label has the name {twice[0]!r} twice; every class needs a name of its own")
+            raise InputError(f"{path}: id2label has the name {twice[0]!r} twice; every class needs a name of its own")
         return cls(tuple(names[index] for index in range(len(names))))
 
     @cached_property
@@ -57,7 +57,7 @@ class ModelLabels:
         return f"{first}, … {rest} more" if rest > 0 else first
 
 
-def require_model(config: Mapping[str, Any], place: str, name: str) -> None:
+def require_model(config: Mapping[str, Any], path: str, name: str) -> None:
     """Raise InputError unless the `config.json` at `place` is that of a classifier with one label per text."""
     architectures = config.get("architectures") or []
     if not any(str(architecture).endswith("ForSequenceClassification") for architecture in architectures):
@@ -68,7 +68,7 @@ def require_model(config: Mapping[str, Any], place: str, name: str) -> None:
         )
     if config.get("problem_type") == "multi_label_classification":
         raise InputError(f"{name}: gives several labels per text (problem_type), one per text is measured here")
-    ModelLabels.of_config(config, place)
+    ModelLabels.of_config(config, path)
 
 
 @dataclass
@@ -104,11 +104,11 @@ class LabelMatcher:
         key = (type(value), value) if isinstance(value, str | int | float) else str(value)
         if key not in self._known:
             self._known[key] = self._match(value)
-        found = self._known[key]
-        if found is None:
+        index = self._known[key]
+        if index is None:
             seen = self.unknown.setdefault(self._name(value), Unknown(0, row))
             seen.rows += 1
-        return found
+        return index
 
     @property
     def counts_from_one(self) -> bool:
@@ -122,26 +122,26 @@ class LabelMatcher:
 
     def doubts(self) -> list[str]:
         """Return what was assumed while matching, each with advice."""
-        found = []
+        doubts = []
         if self._ways["loosely"]:
-            found.append(
+            doubts.append(
                 f"{self._ways['loosely']} label name(s) differ from the model's in case, spaces, '_' or '-' only "
                 "and were matched; check label_mappings.json"
             )
         if self._ways["by position"]:
             classes = ", ".join(self.class_names or ())[:80]
-            found.append(
+            doubts.append(
                 f"the model's labels have no names (LABEL_0, …), so the dataset's classes ({classes}) "
                 "were matched by position; check that the order is the same"
             )
         if self.first_id:
             last = len(self.names)
-            found.append(f"the labels go from 1 to {last} and were read as the model's ids 0 to {last - 1}")
+            doubts.append(f"the labels go from 1 to {last} and were read as the model's ids 0 to {last - 1}")
         if self.labels.are_numbers and self._ways["as a number"]:
-            found.append("the model's label names are numbers, so numbers in the data were read as names, not as ids")
+            doubts.append("the model's label names are numbers, so numbers in the data were read as names, not as ids")
         if self._ways["by id"] and (self._ways["by name"] or self._ways["loosely"]):
-            found.append("the data mixes label names and ids; check that no name is a number by accident")
-        return found
+            doubts.append("the data mixes label names and ids; check that no name is a number by accident")
+        return doubts
 
     def explanation(self, column: str) -> str:
         """Return what is wrong with the `unknown` labels, and the way out."""

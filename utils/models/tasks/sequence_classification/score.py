@@ -324,12 +324,12 @@ class ConfidentMistakes:
         columns = {name: table[name].to_numpy() for name in table.column_names if name != "logits"}
         wrong = np.flatnonzero(columns["label"] != columns["prediction"])
         keys = [-columns[name][wrong] for name in ("margin", "confidence")]
-        for place in wrong[np.lexsort(keys)[:MISTAKES]].tolist():  # rows ascend, equal ones keep their order
+        for row in wrong[np.lexsort(keys)[:MISTAKES]].tolist():  # rows ascend, equal ones keep their order
             mistake = Mistake(  # type: ignore[call-arg]  # it cannot count what a star yields
-                *(columns[name][place].item() for name in ("confidence", "margin")),
-                -columns["row_id"][place].item(),
-                *(columns[name][place].item() for name in ("label", "prediction", "n_tokens")),
-                texts[place],
+                *(columns[name][row].item() for name in ("confidence", "margin")),
+                -columns["row_id"][row].item(),
+                *(columns[name][row].item() for name in ("label", "prediction", "n_tokens")),
+                texts[row],
             )
             heapq.heappush(self._heap, mistake)
             if len(self._heap) > MISTAKES:
