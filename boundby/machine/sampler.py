@@ -69,7 +69,10 @@ class Source(Protocol):
     """Where readings come from; `reason` says why there are none, `reasons` why a single quantity is missing."""
 
     reason: str | None
-    reasons: Mapping[str, str]
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why a quantity is missing."""
 
     def read(self) -> dict[str, float]:
         """Return the present values by quantity; raises OSError where nothing can be read any more."""

@@ -47,7 +47,7 @@ def _ceiling(full: FullDataset, ceilings: Ceilings | None, device: str) -> float
     return None
 
 
-def _unknown(reason: str) -> CeilingShare:
+def _unknown(reason: str | None) -> CeilingShare:
     return {
         "useful_flops_per_sec": None,
         "share_of_ceiling_pct": None,

@@ -185,7 +185,7 @@ def row(point: Point) -> "Row":
     Beside its columns stands `whole`, what the dataset holds in batches of this size.
     """
     values = {column.name: column.of(point) if column.of else Missing(NOT_DIAGNOSED) for column in COLUMNS}
-    return {**_plain(values, list(_doubts(point)), {}), "whole": asdict(point.whole)}  # type: ignore[typeddict-item]
+    return {**_plain(values, list(_doubts(point)), {}), "whole": asdict(point.whole)}
 
 
 def _plain(values: Mapping[str, Value], doubts: Sequence[Doubt], reasons: Mapping[str, str]) -> "Row":
@@ -273,7 +273,8 @@ def _most(field: str) -> Callable[[Point], Value]:
     """Return the column of the most of all visits, in MB."""
 
     def of(point: Point) -> Value:
-        values = [value for visit in point.visits if (value := getattr(visit.memory, field, None)) is not None]
+        used = [visit.memory for visit in point.visits]
+        values = [value for memory in used if (value := getattr(memory, field, None)) is not None]
         reasons = "; ".join(point.first.memory.reasons if point.first.memory else ())
         return max(values) / MB if values else Missing(reasons or "unknown")
 

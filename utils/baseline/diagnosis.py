@@ -65,9 +65,8 @@ from boundby.work import (
     transformer_shape,
     unread,
 )
-from utils.baseline.columns import MB, Finding, per_batch
+from utils.baseline.columns import MB, MEASURED, Finding, per_batch
 from utils.baseline.document import Row
-from utils.baseline.optimum import MEASURED
 from utils.baseline.rounds import Visit, named, rounds, usable
 from utils.baseline.selection import Selection
 
@@ -328,7 +327,7 @@ class _Case:
         row[-1] = longest[-1]  # some models look for the token that ends a text
         ids = torch.from_numpy(np.tile(row, (batch_size, 1))).to(self.device)
         batch = Batch(tuple(range(batch_size)), ids, torch.ones_like(ids), tokens_real=ids.numel())
-        return count(self._call(batch)).flops
+        return int(count(self._call(batch)).flops)
 
     def _doubts(self) -> Iterator[Doubt]:
         """Yield the doubts on the times, on limits under another clock, and on FLOPs far from what they should be."""
@@ -436,4 +435,4 @@ def _isolated(row: Row) -> Interval:
 
 def _padded_tokens(row: Row) -> float:
     """Return the tokens of one sample of this row, padding included."""
-    return row["tokens_per_sec_padded"] / row["throughput_samples_per_sec_mean"]
+    return float(row["tokens_per_sec_padded"] / row["throughput_samples_per_sec_mean"])

@@ -12,9 +12,13 @@ import msgspec
 from boundby import files
 from boundby.bound import Verdict
 from boundby.machine import Ceilings
-from utils.baseline.columns import MEASURED, MeasuredRow, Row
+from utils.baseline.columns import MEASURED, MeasuredRow
+from utils.baseline.columns import Row as Row
 from utils.command import removed
-from utils.evaluation import Exactness, FullDataset, NonNegative, Positive, Size
+from utils.evaluation import Exactness, FullDataset
+from utils.evaluation import NonNegative as NonNegative
+from utils.evaluation import Positive as Positive
+from utils.evaluation import Size as Size
 from utils.settings import Task
 
 

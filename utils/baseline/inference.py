@@ -5,7 +5,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -176,7 +177,7 @@ def take_turns(
     plans = {owner.dtype: _Plan(owner, selection, settings, memory) for owner in profilers}
     visits = list(finished)
 
-    def at(point: tuple[int, str]) -> list[Visit]:
+    def at(point: int | tuple[int, str]) -> list[Visit]:
         return [visit for visit in visits if (visit.batch_size, visit.dtype) == point]
 
     def visit_once(point: tuple[int, str], number: int) -> Outcome:
@@ -263,7 +264,7 @@ class BatchTimer:
             if timings and self.timer.clock() - start >= most_s:
                 break
             call, host = _caller(self.model, batch), batch.to(torch.device("cpu"))
-            transfer_s = self.timer.isolated(lambda host=host: host.to(self.device))
+            transfer_s = self.timer.isolated(partial(host.to, self.device))
             enqueue_s = self.timer.enqueue(call)
             timings += [_timing("transfer", index, transfer_s, [batch]), _timing("enqueue", index, enqueue_s, [batch])]
             [measured] = self.on_gpu.times(self._unread(batch) or call, enqueue_s, like=batch.is_padded)
@@ -371,7 +372,7 @@ class _Plan:
             return replace(made, spent_s=owner.timer.clock() - start)
         except Exception as error:  # a model may raise anything; the other batch sizes are still worth measuring
             raise_if_lost(error)
-            status = "oom" if is_out_of_memory(error) else "failed"
+            status: Literal["oom", "failed"] = "oom" if is_out_of_memory(error) else "failed"
             message = f"{type(error).__name__}: {error}".split("\n")[0]
         release_memory(owner.device)  # outside the except block: its traceback holds the tensors
         if status == "oom" and self.memory.make_room(owner.model):

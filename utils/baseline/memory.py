@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from boundby.formatting import Missing
 from utils.baseline.document import FittingBatch, MemoryForecast
 from utils.baseline.rounds import Visit
 
 if TYPE_CHECKING:  # torch, which `forecast_in_words` does without
-    from boundby.formatting import Missing
     from boundby.machine import Demand
     from utils.baseline.selection import Selection
 
@@ -18,7 +18,6 @@ NOT_COUNTED = "what a batch holds was not counted"
 
 def demands(model: Any, selection: "Selection", batch_sizes: Sequence[int]) -> "dict[int, Demand | Missing]":
     """Return what the largest batch of each of these sizes holds, by the tokens of its texts."""
-    from boundby.formatting import Missing
     from boundby.inference import Batch, forward
     from boundby.machine import demand, raise_if_lost
 
@@ -50,20 +49,21 @@ def forecast(visits: Sequence[Visit], demands: "Mapping[int, Demand | Missing] |
     """
     from boundby.machine import KEPT_BELOW, Peak, fit_peaks
 
-    lacking = next((demand for demand in (demands or {}).values() if not demand), None)
-    if not demands or lacking:
-        return _unknown(lacking.reason if lacking else NOT_COUNTED)
+    if not demands:
+        return _unknown(NOT_COUNTED)
     peaks, is_gpu = [], False
     for visit in visits:
-        for largest in visit.of("largest")[:1] if visit.memory else ():
-            reserved = visit.memory.device_peak_reserved_bytes
-            held = reserved or visit.memory.process_peak_bytes
+        memory = visit.memory
+        for largest in visit.of("largest")[:1] if memory else ():
+            assert memory
+            reserved = memory.device_peak_reserved_bytes
+            held = reserved or memory.process_peak_bytes
             is_gpu = is_gpu or bool(reserved)
             if held:
                 peaks.append(Peak(largest.samples, largest.tokens_padded // largest.samples, held))
     known = {tokens: demand for tokens, demand in demands.items() if demand}
     model = fit_peaks(peaks, known, 0 if is_gpu else KEPT_BELOW)
-    if not model:
+    if isinstance(model, Missing):
         return _unknown(model.reason)
     tokens = max(known)
     fits: list[FittingBatch] = []

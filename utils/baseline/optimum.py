@@ -1,11 +1,11 @@
 """Which batch size to use, and which targets are met."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from utils.baseline.columns import MEASURED
 from utils.baseline.document import Choice, Optimal, Row, Target
-from utils.evaluation import FullDataset
 from utils.settings import Targets
 
 GOOD_ENOUGH = 0.95  # of the best throughput
@@ -34,7 +34,7 @@ def optimal(rows: Sequence[Row], targets: Targets) -> Optimal:
     }
 
 
-def judge(targets: Targets, chosen: Row | None, full: FullDataset | None) -> list[Target]:
+def judge(targets: Targets, chosen: Row | None, full: Mapping[str, Any] | None) -> list[Target]:
     """Return each target with the measured value and whether it is met; None and a reason where it cannot be told.
 
     Latency, throughput and accuracy are those of the full dataset where it was evaluated, else of the `chosen` row of
@@ -106,7 +106,7 @@ def _is_as_good(row: Row, best: Row) -> bool:
         return True
     ratio = row["throughput_samples_per_sec_mean"] / best["throughput_samples_per_sec_mean"]
     unsure = math.hypot(*((known["throughput_half_width_pct"] or 0.0) / 100 for known in (row, best)))
-    return ratio * (1 - unsure) >= GOOD_ENOUGH
+    return bool(ratio * (1 - unsure) >= GOOD_ENOUGH)
 
 
 def _choice(row: Row | None, reason: str) -> Choice:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from boundby import __version__, files
 from boundby.bound import Doubt, bench, plain
@@ -31,10 +31,10 @@ from utils import data
 from utils.baseline import columns, diagnosis, instruments, memory
 from utils.baseline import rounds as visits
 from utils.baseline.ceiling_share import share_of_ceiling
-from utils.baseline.columns import Finding
+from utils.baseline.columns import MEASURED, Finding
 from utils.baseline.document import Agreement, Device, Document, MachineState, Model, Row
 from utils.baseline.inference import Guard, InferenceProfiler, SweepSettings, take_turns
-from utils.baseline.optimum import MEASURED, judge, optimal
+from utils.baseline.optimum import judge, optimal
 from utils.baseline.rounds import Visit, named
 from utils.baseline.selection import Selection
 from utils.command import METRICS_VERSION, PipelineError, Run, removed
@@ -128,7 +128,9 @@ class Result:
         first = [row for row in rows if row["dtype"] == self.dtype]
         best = optimal(first, config.targets)
         chosen = next((row for row in first if row["batch_size"] == best["batch_size"]), None)
-        full = self.full and {**self.full, **share_of_ceiling(self.full, first, self.ceilings, self.device["type"])}
+        full: Any = self.full
+        if full:
+            full = {**full, **share_of_ceiling(full, first, self.ceilings, self.device["type"])}
         return {
             "schema_version": METRICS_VERSION,
             "boundby_version": __version__,
@@ -140,7 +142,7 @@ class Result:
             "model": self.model,
             "dataset": {
                 "source": asdict(self.receipt.source),
-                **asdict(self.receipt.dataset),
+                **asdict(self.receipt.dataset),  # type: ignore[typeddict-item]  # which tells no keys
                 "rows": self.receipt.rows,
                 "columns": self.receipt.columns,
                 "has_labels": self.receipt.has_labels,
@@ -286,19 +288,19 @@ def _note(result: Result, loaded: LoadedModel, agreement: Any) -> None:
         "task": source.task,
         "revision": source.revision,
         "fingerprint": source.fingerprint,
-        **summary.as_dict(),
+        **summary.as_dict(),  # type: ignore[typeddict-item]  # which tells no keys
         "dtype_setting": run.config.model.dtype,
         "dtype_reason": choice.reason if choice else None,
         "load_time_s": loaded.load_time_s,
     }
-    result.device = describe(loaded.device)
+    result.device = cast(Device, describe(loaded.device))
     if is_gpu(loaded.device):
-        visible, uuid = visible_gpus(loaded.device), uuid_of(loaded.device)
+        visible, uuid = visible_gpus(loaded.device), cast(str, uuid_of(loaded.device))
         result.device |= {"uuid": uuid, "visible_gpus": visible}
         if visible > 1:
             run.note(f"the sweep uses one of {visible} GPUs, {loaded.device} ({uuid}); the others are left out of it")
     is_held = run.config.model.dtype == AUTO and loaded.dtype != "float32" and not (choice and choice.doubt)
-    result.agreement = {**agreement.as_dict(), "against": "float32" if is_held else loaded.dtype}
+    result.agreement = cast(Agreement, {**agreement.as_dict(), "against": "float32" if is_held else loaded.dtype})
 
 
 def _sweep(result: Result, loaded: Sequence[LoadedModel], rows: Rows) -> tuple[Selection, Timer]:

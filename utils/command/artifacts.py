@@ -146,7 +146,7 @@ class Layout:
     @property
     def predictions(self) -> Path:
         """One line per evaluated row."""
-        return self.evaluated.predictions
+        return Path(self.evaluated.predictions)
 
     @property
     def ceilings(self) -> Path:

@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:  # the first package that every script need
     )
     sys.exit(3)
 
-from boundby.cli import PIPELINE as ROOT
+from boundby import cli as installed
 from boundby.machine import DeviceLostError
 from utils.command.console import Console
 from utils.command.credentials import Parser
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from utils.command.artifacts import Layout
     from utils.settings import Config
 
+ROOT = installed.PIPELINE
 DEFAULT_CONFIG = ROOT / "configs" / "config.yaml"
 
 DONE, FAILED, INCOMPLETE, INTERRUPTED, TERMINATED = 0, 1, 4, 130, 143
@@ -232,8 +233,8 @@ def command(
             code, error, is_lost = failure.exit_code, str(failure), isinstance(failure, GpuLostError)
         if error:
             console.note(error if code in (INTERRUPTED, TERMINATED) else f"error: {error}")
-            given = console.document if isinstance(console.document, dict) else {}
-            console.document = {**given, "error": error, "exit_code": code}
+            earlier = console.document if isinstance(console.document, dict) else {}
+            console.document = {**earlier, "error": error, "exit_code": code}
         if os.environ.get("RANK", "0") == "0":  # of the processes of a job the first speaks for all
             console.document = console.document or {"exit_code": code}
             console.publish()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from boundby.formatting import printable
+from boundby.formatting import printable as printable
 from utils.command import streams
 from utils.command.credentials import without
 

@@ -163,7 +163,7 @@ class TokenLengths:
             self._every *= 2
 
 
-def lengths_of(values: array, unit: str, every: int = 1) -> Lengths:
+def lengths_of(values: "array[int]", unit: str, every: int = 1) -> Lengths:
     """Return the summary of lengths; each quantile is a length that occurs."""
     ordered = np.sort(np.frombuffer(values, dtype=np.uint64))
     return Lengths(
@@ -230,7 +230,7 @@ class Validator:
     _counts: Counter[int] = field(default_factory=Counter)
     _texts: bytearray = field(default_factory=bytearray)
     _labelled_texts: bytearray = field(default_factory=bytearray)
-    _characters: array = field(default_factory=lambda: array("Q"))
+    _characters: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def __post_init__(self) -> None:
         """Begin the sample of token lengths."""
@@ -266,7 +266,7 @@ class Validator:
             rows=self._rows,
             rejected=dict(Counter(row.reason for row in self.rejected)),
             classes=len(names),
-            counts=dict(zip(names, counts or [None] * len(names), strict=True)),
+            counts=dict(zip(names, counts, strict=True)) if counts else dict.fromkeys(names),
             balance=normalised_entropy(counts) if self.has_labels else None,
             duplicate_rows=self._rows - distinct,
             contradicting_labels=labelled - distinct if self.has_labels else None,

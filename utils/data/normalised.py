@@ -324,7 +324,7 @@ def inspect(
     count_tokens: TokenCounter | None = None,
 ) -> Validator:
     """Return what the checks find in the rows of a source, which are read but not written."""
-    return _checked(source, model, progress, count_tokens, collections.deque(maxlen=0).extend)[1]
+    return _checked(source, model, progress, count_tokens, collections.deque[AcceptedRow](maxlen=0).extend)[1]
 
 
 def _checked(

@@ -5,7 +5,7 @@ import contextlib
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
@@ -91,7 +91,7 @@ def _csv_records(path: Path, columns: Columns) -> Iterator[Row]:
             yield Row(number, cells[columns.text], None if columns.label is None else cells[columns.label])
 
 
-def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _csv_lines(path: Path) -> Generator[tuple[int, list[str]], None, None]:
     """Yield the number of the last line of each record and its cells, without blank lines."""
     csv.field_size_limit(LONGEST_CELL)  # the default of 131,072 characters refuses long texts
     with files.naming(path), path.open(encoding="utf-8-sig", newline="") as file:
@@ -163,7 +163,7 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 
 
 def _json_rows(path: Path, wanted: Wanted) -> tuple[Columns, Iterator[Row]]:
-    def records() -> Iterator[tuple[int, dict[str, object]]]:
+    def records() -> Generator[tuple[int, dict[str, object]], None, None]:
         with files.naming(path), path.open(encoding="utf-8-sig", newline="\n") as file:
             for line, content in enumerate(_lines(file, path), start=1):
                 if content.strip():

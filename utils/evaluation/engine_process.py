@@ -156,8 +156,8 @@ def reason_of(error: BaseException) -> str:
         return f"its file cannot be written: {why}; output.results_dir names another disk"
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in said if not line.startswith(WHERE)] or said or ["no reason given"]
-    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return said if isinstance(error, EngineFailed | PipelineError) else f"{type(error).__name__}: {said}"
+    reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return reason if isinstance(error, EngineFailed | PipelineError) else f"{type(error).__name__}: {reason}"
 
 
 class _Serving:
@@ -215,7 +215,7 @@ class _Serving:
         before = meter.stop().process_bytes
         self.logits(engine, texts, size)
         peak = meter.stop().process_peak_bytes
-        return None if peak is None else max(0, peak - before)
+        return None if peak is None or before is None else max(0, peak - before)
 
     def _tokens(self, texts: list[str]) -> Any:
         return tokenize(self._tokenizer, texts, self._max_length)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
     score = task.Score(identity.labels, [size for size in subset_sizes if size <= identity.rows])
     records: list[parts.Record] = []
 
-    def proven_rows() -> Iterator[dict[str, int | str]]:
+    def proven_rows() -> Iterator[dict[str, int | str | None]]:
         for part, texts, ranks in _proven_parts(plan, folder, dataset):
             score.add(part.table, texts, ranks)
             records.append(part.record)
@@ -40,7 +41,7 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
 
     files.write_csv(folder.predictions, proven_rows(), task.COLUMNS)
     score.write(folder, plan.fingerprint)
-    metrics: FullDataset = {
+    metrics: dict[str, Any] = {
         **msgspec.to_builtins(score.metrics()),
         **_cost(plan, records),
         **_memory(records),
@@ -48,7 +49,7 @@ def finalize(plan: Plan, folder: EvaluationFolder, dataset: Path, subset_sizes: 
     }
     record = {"plan": plan.fingerprint, "predictions_sha256": files.sha256(folder.predictions), "metrics": metrics}
     files.write_json(folder.metrics, record)
-    return metrics
+    return cast(FullDataset, metrics)
 
 
 def _proven_parts(
@@ -80,7 +81,7 @@ def _proven_parts(
         yield part, texts, ranks
 
 
-def _cost(plan: Plan, records: Sequence[parts.Record]) -> FullDataset:
+def _cost(plan: Plan, records: Sequence[parts.Record]) -> dict[str, Any]:
     rows = plan.identity.rows
     seconds = elapsed_seconds(records)
     useful = sum(record.useful_tokens for record in records)
@@ -110,7 +111,7 @@ def _cost(plan: Plan, records: Sequence[parts.Record]) -> FullDataset:
     }
 
 
-def _memory(records: Sequence[parts.Record]) -> FullDataset:
+def _memory(records: Sequence[parts.Record]) -> dict[str, Any]:
     """Return the peaks over all shards; each was measured when it was predicted, also in an earlier attempt."""
     device = [record.device_peak_bytes for record in records if record.device_peak_bytes is not None]
     process = [record.process_peak_bytes for record in records if record.process_peak_bytes is not None]
@@ -141,7 +142,7 @@ def elapsed_seconds(records: Sequence[parts.Record]) -> float:
     return _added_up((record.host, record.span) for record in records)
 
 
-def occupancy(records: Sequence[parts.Record]) -> FullDataset:
+def occupancy(records: Sequence[parts.Record]) -> dict[str, Any]:
     """Return the busy seconds of each machine, added up, and those of each device, which workers may share."""
     return {
         "machine_time_s": elapsed_seconds(records),

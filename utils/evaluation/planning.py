@@ -205,7 +205,7 @@ def make(
     )
     reasons = Reasons(
         precision=chosen.reason,
-        exactness=chosen.report and chosen.report.as_dict(),
+        exactness=chosen.report.as_dict() if chosen.report else None,
         precision_doubts=list(chosen.doubts),
         token_budget=budget,
         compile=compiled,

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from boundby import files
 from boundby.inference import ENGINES
-from boundby.machine import ceilings, host_threads, is_gpu, pick_device, release_memory, runtime
+from boundby.machine import Ceilings, ceilings, host_threads, is_gpu, pick_device, release_memory, runtime
 from utils.command import EvaluationFolder, InputError, Run, held, set_aside
 from utils.data import DataReceipt
 from utils.evaluation import engines, planning
@@ -97,7 +97,7 @@ def plan(run: Run, loaded: LoadedModel, wanted: plans.Identity, known: Known | N
     return made
 
 
-def _limits(run: Run, loaded: LoadedModel) -> ceilings.Ceilings:
+def _limits(run: Run, loaded: LoadedModel) -> Ceilings:
     dtypes = tuple(dict.fromkeys([*ceilings.usual_dtypes(loaded.device), loaded.dtype]))
     return ceilings.cached(run.layout.ceilings, loaded.device, dtypes)[0]
 

@@ -112,7 +112,7 @@ class Storage:
             if not folder.plan.exists():
                 places = self._fetched(made, folder.path)
                 plans.save(structs.replace(made, places=places), folder)  # last: where it is, the copies are
-        return folder.plan
+        return Path(folder.plan)
 
     def pull(self, folder: EvaluationFolder, shards: Sequence[int]) -> set[int]:
         """Copy the parts into `folder` that it lacks and the store has; return the ids of their shards."""

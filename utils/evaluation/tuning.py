@@ -38,9 +38,8 @@ SMALLER = 4  # times fewer tokens in the batch that tells what a batch costs bes
 # Shares of the time that prepacked weights save on a CPU: 0.11 to 0.16 were measured (docs/decisions/inference.md, and
 # docs/measurements/2026-11-23-cpu-variants.md).
 PREPACKED = Interval(0.12, 0.10, 0.16)
-# What compiled layers save on a CPU: gains of 0.68, 1.01, 1.03 and 1.30 were measured (docs/decisions/evaluation.md).
-# The value is
-# what that is worth where they are taken only if they save.
+# What compiled layers save on a CPU: gains of 0.68, 1.01, 1.03 and 1.30 were measured
+# (docs/decisions/evaluation.md). The value is what that is worth where they are taken only if they save.
 COMPILED_ON_HOST = Interval(0.07, -0.47, 0.23)
 
 

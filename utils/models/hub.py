@@ -43,7 +43,7 @@ def snapshot(repository: Repository, patterns: Sequence[str], *, cached_only: bo
     Downloads what is missing unless `cached_only`. When the Hub does not answer, a complete cached snapshot is enough.
     """
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # handed on without `as`
 
     if not sys.stderr.isatty() and constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
         disable_progress_bars()  # a log file has `announced`

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch.nn import functional
@@ -98,7 +99,7 @@ def _set_gradients(
     losses, gradients = zip(*workers.map(differentiated, shares), strict=True)
     for parameter, *parts in zip(parameters, *gradients, strict=True):
         parameter.grad = torch.stack(parts).sum(dim=0)
-    return sum(losses)
+    return float(sum(losses))
 
 
 def _loss(model: Qwen2ForSequenceClassification, examples: Examples, batch: list[int]) -> torch.Tensor:
@@ -114,7 +115,7 @@ def _loss(model: Qwen2ForSequenceClassification, examples: Examples, batch: list
 
 def _logits(model: Qwen2ForSequenceClassification, tokens: torch.Tensor) -> torch.Tensor:
     """Return the label logits at every token; causal attention never sees right padding, so no mask is needed."""
-    return model.score(model.model(input_ids=tokens, use_cache=False).last_hidden_state)
+    return cast(torch.Tensor, model.score(model.model(input_ids=tokens, use_cache=False).last_hidden_state))
 
 
 def _tensors(examples: Examples, batch: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -178,7 +179,7 @@ def accuracy(folder: Path, examples: Sequence[LabelledText]) -> float:
 
 def _tokenizer(texts: Sequence[str], shape: Shape) -> Qwen2Tokenizer:
     empty = Qwen2Tokenizer(model_max_length=shape.positions, padding_side="right")
-    return empty.train_new_from_iterator(texts, shape.vocabulary, show_progress=False)
+    return cast(Qwen2Tokenizer, empty.train_new_from_iterator(texts, shape.vocabulary, show_progress=False))
 
 
 def _model(

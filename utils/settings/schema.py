@@ -5,7 +5,7 @@ Defaults live here and stand in `configs/config.yaml` for the reader, but for it
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -27,7 +27,7 @@ from utils.settings.yaml_file import Values, load
 
 SHIPPED = tuple(PIPELINE / "configs" / name for name in ("config.yaml", "quickstart.yaml"))  # of somebody else
 QUICKSTART = "quickstart"
-DEFAULT_TASK = "sequence_classification"
+DEFAULT_TASK: Final = "sequence_classification"
 SOURCES = ("hf_name", "file", "quickstart")
 OF_SOURCE = ("config_name", "split", "revision", "text_column", "label_column")  # they describe one dataset
 TEXT_COLUMN, LABEL_COLUMN = "text", "labels"
@@ -132,7 +132,7 @@ class Profiling(Section):
 
     @field_validator("batch_sizes", "dtypes")
     @classmethod
-    def _no_repeats(cls, values: list | None) -> list | None:
+    def _no_repeats(cls, values: list[Any] | None) -> list[Any] | None:
         if values is not None and len(set(values)) != len(values):
             raise ValueError("each value may stand once")
         return values

@@ -72,7 +72,7 @@ def _text(path: Path) -> str:
         raise SettingsError(f"{path}: is not UTF-8 (byte {error.start}); save it as UTF-8") from None
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml carries no types
     """Stops at an alias: a few nested ones make a small file expand to gigabytes."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:

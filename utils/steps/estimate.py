@@ -44,7 +44,7 @@ def seconds(number: str, config: Config, layout: Layout) -> tuple[float, str | N
 
 def _points(config: Config) -> int:
     """Return how many batch sizes are swept, in all dtypes."""
-    listed = config.profiling.dtypes or [config.model.dtype]  # auto is one of those that are listed, as a rule
+    listed = config.profiling.dtypes or (config.model.dtype,)  # auto is one of those that are listed, as a rule
     dtypes = listed if config.model.dtype == AUTO else steps.sweep_dtypes(config)
     return len(dtypes) * len(steps.sweep_sizes(config, is_on_gpu=has_gpu(config)))
 
@@ -89,7 +89,7 @@ def energy_wh(minutes: float, config: Config) -> float | Missing:
     limits = [gpu.get("power_limit_w") for gpu in environment.machine()["gpus"]] if has_gpu(config) else []
     if not limits or None in limits:
         return Missing(environment.machine().get("gpus_reason") or "no GPU whose driver tells its power limit")
-    return sum(limits) * minutes / 60
+    return float(sum(limits) * minutes / 60)
 
 
 def watt_hours(joules: float) -> str:

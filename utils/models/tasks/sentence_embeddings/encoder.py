@@ -27,7 +27,7 @@ class SentenceEncoder(torch.nn.Module):
     @property
     def device(self) -> torch.device:
         """Where its weights are."""
-        return self.encoder.device
+        return torch.device(self.encoder.device)
 
     @property
     def base_model(self) -> Any:

@@ -74,7 +74,7 @@ class Score:
             elif key > self._sample[0][:4]:
                 heapq.heapreplace(self._sample, (*key, vectors[row].tobytes()))
 
-    def rows(self, table: pa.Table) -> Iterator[dict[str, int | str]]:
+    def rows(self, table: pa.Table) -> Iterator[dict[str, int | str | None]]:
         """Yield the rows of a part as `predictions.csv` has them; the vectors stay in the part."""
         for row in table.drop_columns(["logits"]).to_pylist():
             yield {**row, "label_name": None if row["label"] is None else self._labels[row["label"]]}
@@ -167,4 +167,4 @@ def headline(metrics: Mapping[str, object]) -> str:
 
 
 def _vectors(table: pa.Table) -> np.ndarray:
-    return table["logits"].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1)
+    return np.asarray(table["logits"].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1))

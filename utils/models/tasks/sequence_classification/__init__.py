@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from utils.models.tasks.sequence_classification.labels import LabelMatcher, ModelLabels, require_model
 
@@ -19,9 +19,9 @@ __all__ = ["HAS_PREDICTED_LABELS", "SCORE", "label_matcher", "load_weights", "re
 
 def load_weights(folder: Path, **options: Any) -> tuple[Any, dict[str, set[Any]]]:
     """Return the classifier and what transformers says of its loading."""
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification as Auto
 
-    return AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True, **options)
+    return cast(tuple[Any, dict[str, set[Any]]], Auto.from_pretrained(folder, output_loading_info=True, **options))
 
 
 def summary(model: Any) -> dict[str, tuple[str, int]]:

@@ -22,7 +22,7 @@ class ModelLabels:
     names: tuple[str, ...]
 
     @classmethod
-    def of_config(cls, config: Mapping[str, object], path: str) -> "ModelLabels":
+    def of_config(cls, config: Mapping[str, Any], path: str) -> "ModelLabels":
         """Return the labels that a `config.json` states. Raises InputError that names `place`."""
         table = config.get("id2label")
         try:
@@ -57,7 +57,7 @@ class ModelLabels:
         return f"{first}, … {rest} more" if rest > 0 else first
 
 
-def require_model(config: Mapping[str, object], path: str, name: str) -> None:
+def require_model(config: Mapping[str, Any], path: str, name: str) -> None:
     """Raise InputError unless the `config.json` at `place` is that of a classifier with one label per text."""
     architectures = config.get("architectures") or []
     if not any(str(architecture).endswith("ForSequenceClassification") for architecture in architectures):

@@ -100,7 +100,7 @@ class Score:
             if inside.any():
                 counts += counted(labels[inside], predictions[inside], classes)
 
-    def rows(self, table: pa.Table) -> Iterator[dict[str, int | str]]:
+    def rows(self, table: pa.Table) -> Iterator[dict[str, int | str | None]]:
         """Yield the rows of a part as `predictions.csv` has them."""
         for row in table.drop_columns(["logits"]).to_pylist():
             label, prediction = row["label"], row["prediction"]
@@ -124,7 +124,7 @@ class Score:
         return Scores(
             samples=rows,
             correct=correct,
-            **scores(self._confusion),
+            **scores(self._confusion),  # type: ignore[arg-type]  # its keys are those of floats
             accuracy_ci_low=low,
             accuracy_ci_high=high,
             mean_confidence=calibration.mean_confidence,
@@ -218,7 +218,7 @@ def fault(table: pa.Table, labels: int) -> str | None:
 
 def counted(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
     """Return how many rows of each label (line) got each prediction (column)."""
-    return sklearn.metrics.confusion_matrix(labels, predictions, labels=np.arange(classes))
+    return np.asarray(sklearn.metrics.confusion_matrix(labels, predictions, labels=np.arange(classes)))
 
 
 def scores(confusion: np.ndarray) -> dict[str, float]:
@@ -255,7 +255,6 @@ def per_class(confusion: np.ndarray, names: Sequence[str]) -> tuple[ClassScore, 
         reasons = [] if support else [f"recall: {NO_ROW}"]
         reasons += [] if predicted else [f"precision: {NEVER_PREDICTED}"]
         reasons += [] if support or predicted else ["f1: neither"]
-        shares = (_known(share[label]) for share in (precision, recall))
         classes.append(
             ClassScore(
                 label,
@@ -263,7 +262,8 @@ def per_class(confusion: np.ndarray, names: Sequence[str]) -> tuple[ClassScore, 
                 support,
                 predicted,
                 correct,
-                *shares,
+                _known(precision[label]),
+                _known(recall[label]),
                 low,
                 high,
                 _known(f1[label]),
@@ -325,7 +325,7 @@ class ConfidentMistakes:
         wrong = np.flatnonzero(columns["label"] != columns["prediction"])
         keys = [-columns[name][wrong] for name in ("margin", "confidence")]
         for row in wrong[np.lexsort(keys)[:MISTAKES]].tolist():  # rows ascend, equal ones keep their order
-            mistake = Mistake(
+            mistake = Mistake(  # type: ignore[call-arg]  # it cannot count what a star yields
                 *(columns[name][row].item() for name in ("confidence", "margin")),
                 -columns["row_id"][row].item(),
                 *(columns[name][row].item() for name in ("label", "prediction", "n_tokens")),
