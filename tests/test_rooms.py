@@ -10,6 +10,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+import boundby
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = sorted(path.parent for top in ("boundby", "utils") for path in (ROOT / top).glob("*/__init__.py"))
 BESIDE_ROOMS = {"boundby": ["__init__", "__main__", "cli", "files", "formatting"], "utils": ["__init__"]}
@@ -66,6 +68,16 @@ def test_face_says_what_the_room_is_for_and_hands_on_names_that_are_there(room):
     assert [name for name in handed_on(room) if not hasattr(module, name)] == []
     with pytest.raises(AttributeError, match="no attribute 'not_here'"):
         module.not_here  # noqa: B018
+
+
+@pytest.mark.parametrize("name", boundby.MOVED)
+def test_a_module_is_imported_by_its_earlier_name_as_the_one_that_it_is(name, monkeypatch):
+    module = importlib.import_module(boundby.MOVED[name])
+    spec = module.__spec__
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.warns(DeprecationWarning, match=f"{name} is {module.__name__} now"):
+        assert importlib.import_module(name) is module
+    assert module.__spec__ is spec
 
 
 @pytest.mark.parametrize("top", BESIDE_ROOMS)
