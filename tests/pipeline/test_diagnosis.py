@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from boundby.bound.bench import Bench as Instruments
@@ -312,7 +313,7 @@ def test_a_model_that_fails_under_the_counter_is_inconclusive_too(error: Excepti
 
 def test_without_ceilings_in_its_dtype_the_work_is_known_and_the_bound_is_not() -> None:
     bench = Bench(UNEVEN).sweep(4)
-    row = bench.row(ceilings=replace(MACHINE, compute=(compute("bfloat16", None),)))
+    row = bench.row(ceilings=structs.replace(MACHINE, compute=(compute("bfloat16", None),)))
     assert (row["bound"], row["flops_per_batch"]) == ("inconclusive", 32 * FLOPS_PER_TOKEN)
     assert row["useful_flops_pct"] == 50.0
     assert row["flops_per_sec"] == pytest.approx(FLOPS_PER_TOKEN / SECONDS_PER_TOKEN, rel=1e-12)
@@ -394,8 +395,8 @@ def test_times_of_the_device_decide_where_there_is_one(
     seconds = 32 * SECONDS_PER_TOKEN  # isolated
     on_a_device(bench, device=device * seconds, enqueue=enqueue * seconds, transfer=transfer * seconds)
     bench.model.to(meta)
-    limit = replace(compute("float32", "highest"), flops_per_s=FLOPS_PER_S / 0.8, low=FLOPS_PER_S / 0.8)
-    finding = bench.finding(device=meta, ceilings=replace(MACHINE, compute=(limit,)))
+    limit = structs.replace(compute("float32", "highest"), flops_per_s=FLOPS_PER_S / 0.8, low=FLOPS_PER_S / 0.8)
+    finding = bench.finding(device=meta, ceilings=structs.replace(MACHINE, compute=(limit,)))
     assert finding.verdict.bound == bound
     if bound == "compute":  # 0.64 of the isolated time by the limit
         assert finding.verdict.share_of_limit == pytest.approx(0.64 / device, rel=1e-6)
@@ -439,7 +440,7 @@ def test_settings_are_changed_on_purpose_and_set_back(two_threads: None) -> None
         torch.get_num_threads() * (4 if torch.get_float32_matmul_precision() == "medium" else 1) / 2
     )
     medium = compute("float32", "medium", ratio=4.0, configured=False)
-    ceilings = replace(MACHINE, compute=(*MACHINE.compute, medium))
+    ceilings = structs.replace(MACHINE, compute=(*MACHINE.compute, medium))
     verdict = bench.sweep(4).finding(4, ceilings=ceilings).verdict
     left = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
@@ -476,7 +477,7 @@ def test_a_slow_tokenizer_is_tried_beside_the_forward() -> None:
 def test_other_precisions_gain_at_most_what_their_limits_allow() -> None:
     others = (compute("float32", "medium", ratio=4.0, configured=False), compute("bfloat16", None, ratio=8.0))
     bench = Bench(EVEN).sweep(4)
-    at_most = fixes(bench.finding(ceilings=replace(MACHINE, compute=(*MACHINE.compute, *others))).verdict)
+    at_most = fixes(bench.finding(ceilings=structs.replace(MACHINE, compute=(*MACHINE.compute, *others))).verdict)
     assert at_most["float32 matmul at precision 'medium'"] == pytest.approx(4.0 / 0.8)  # from 80 % of the limit
     assert at_most["run in bfloat16"] == pytest.approx(8.0 / 0.8)
 
@@ -543,7 +544,7 @@ def test_energy_that_cannot_be_read_is_null_with_the_reason(changes: dict[str, A
 
 SUBJECTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "no ceilings": {"ceilings": replace(MACHINE, compute=())},
+    "no ceilings": {"ceilings": structs.replace(MACHINE, compute=())},
     "gross energy": {"energy": meter(*THREE_WINDOWS)},
     "energy": {"energy": meter(*THREE_WINDOWS), "idle_w": 8.0},
     "no budget": {"bench": Instruments(trials_s=0.0)},
@@ -603,8 +604,8 @@ def test_limits_under_another_clock_are_doubted_unless_it_is_that_of_the_power_l
 ) -> None:
     bench = Bench(EVEN).sweep(4)
     seen_at(bench, own_mhz)
-    limit = replace(MACHINE.compute[0], sm_clock_mhz=limit_mhz, clock_event_reasons=events)
-    doubts = bench.finding(ceilings=replace(MACHINE, compute=(limit,))).verdict.doubts
+    limit = structs.replace(MACHINE.compute[0], sm_clock_mhz=limit_mhz, clock_event_reasons=events)
+    doubts = bench.finding(ceilings=structs.replace(MACHINE, compute=(limit,))).verdict.doubts
     assert ("throttled" in [doubt.kind for doubt in doubts]) == is_doubted
 
 
